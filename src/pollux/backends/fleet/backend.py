@@ -103,7 +103,8 @@ class FleetBackend(ShimBackend):
 
     def refuses(self, folders: Sequence[str]) -> str:
         """Why a job with these folders cannot run on the nodes: one of the folders is not shared with them."""
-        return self._shared.refuses(folders, self._slots.hosts.values())
+        up = [lent for node, lent in self._slots.hosts.items() if self._provider.is_up(node)]
+        return self._shared.refuses(folders, up)
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """Pass on how many nodes could be used, `awaited` by a job without GPUs, to an engine that scales."""

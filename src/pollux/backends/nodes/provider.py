@@ -42,7 +42,11 @@ class NodeProvider(Protocol):
         """
 
     def hosts(self) -> tuple[LentNode, ...]:
-        """Nodes whose daemon is up, with those that are being taken back. Cached, since it is asked often."""
+        """The nodes for jobs, with those that are being taken back. Cached, since it is asked often."""
+
+    def is_up(self, node: str) -> bool:
+        """Whether the daemon of a node in `hosts` is up now; False where the engine has to lend the node first."""
+        return True
 
     def leaving(self) -> Mapping[str, str]:
         """Nodes that the engine takes back, each with the reason: no job is placed there, and jobs there save."""

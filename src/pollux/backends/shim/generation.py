@@ -27,8 +27,8 @@ from pollux.backends.process.records import record_path, write_record
 from pollux.backends.process.replica_env import rank_variables
 from pollux.backends.protocol import Exit, Outcome, ReplicasEnded
 from pollux.backends.shim.actions import ReplicaChange, Seat
+from pollux.backends.shim.generation_replicas import GenerationReplicas, RunningReplica
 from pollux.backends.shim.output import RankLogs, ReplicaLog
-from pollux.backends.shim.replica_group import ReplicaGroup, RunningReplica
 from pollux.backends.shim.store import server as store_server
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
@@ -59,7 +59,7 @@ class Generation:
     launcher: ReplicaLauncher
     close_in_fork: Callable[[], None]
     store: store_server.StoreHost | None = None
-    replicas: ReplicaGroup = field(default_factory=ReplicaGroup)
+    replicas: GenerationReplicas = field(default_factory=GenerationReplicas)
     told_to_stop: bool = False
     ended: ReplicasEnded | None = None
     store_host: int | None = None

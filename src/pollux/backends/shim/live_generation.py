@@ -23,9 +23,9 @@ from pollux.backends.shim.actions import (
     WatchKeys,
 )
 from pollux.backends.shim.generation import Generation
+from pollux.backends.shim.generation_replicas import RunningReplica
 from pollux.backends.shim.liveness import CommitWatch, ListeningClock, LivenessTracker
 from pollux.backends.shim.phases import Limits
-from pollux.backends.shim.replica_group import RunningReplica
 from pollux.backends.shim.store.server import StoreHost
 from pollux.backends.shim.transition import settled_at
 from pollux.core.errors import BackendFailed

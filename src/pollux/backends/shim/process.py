@@ -32,9 +32,9 @@ from pollux.backends.process.refusals import Refusals
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.protocol import ReplicasEnded
 from pollux.backends.shim.generation import Generation
+from pollux.backends.shim.generation_replicas import RunningReplica
 from pollux.backends.shim.live_generation import LiveGeneration
 from pollux.backends.shim.remote_launcher import NodeLeaving, NodeLoss, RemoteExit, RemoteLauncher
-from pollux.backends.shim.replica_group import RunningReplica
 from pollux.backends.shim.service_connections import ServiceConnections
 from pollux.backends.shim.store import server as store_server
 from pollux.core.errors import BackendFailed, PolluxError

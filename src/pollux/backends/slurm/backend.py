@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -86,15 +86,10 @@ class SlurmBackend(FleetBackend):
         """How long before a pilot's time limit jobs leave its node: they have that time to save."""
         return self._slurm.options.margin_seconds
 
-    def refuses(self, folders: Sequence[str]) -> str:
-        """See `Backend.refuses`; only hosts that are up can answer, others are asked when a job is placed there."""
-        there = [hosted for node, hosted in self._slots.hosts.items() if self._slurm.is_up(node)]
-        return self._shared.refuses(folders, there)
-
     @property
     def taken_back_seconds(self) -> float | None:
         """The time between Slurm's SIGTERM and SIGKILL: KillWait, and for a preemption the partition's GraceTime."""
-        return self._slurm.grace_seconds
+        return self._slurm.queue.grace_seconds
 
     @classmethod
     def preview(cls, home: Path, **given: Any) -> str:

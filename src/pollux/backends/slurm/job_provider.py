@@ -56,11 +56,6 @@ class SlurmJobProvider(NodeProvider):
         self._offers.refresh()
         self.rounds.start()
 
-    @property
-    def grace_seconds(self) -> float | None:
-        """The time between Slurm's SIGTERM and SIGKILL; None where that is not known (yet)."""
-        return self.queue.grace_seconds
-
     def hosts(self) -> tuple[LentNode, ...]:
         """The nodes that jobs can be placed on, with those that Slurm would have to lend first."""
         return self.books.hosts()

@@ -5,25 +5,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from pollux.backends.nodes.provider import LentNode, PooledNodeProvider
 from pollux.backends.slurm.commands import SlurmCommands
-from pollux.backends.slurm.parse import PilotRow
+from pollux.backends.slurm.pilot_requests import PilotRequests
 from pollux.backends.slurm.pool_plan import plan_pool
 from pollux.backends.slurm.queue_view import QueueView, Rounds
-from pollux.backends.slurm.script import PILOT_COMMENT, SlurmOptions, batch_script
-from pollux.core.errors import BackendFailed
+from pollux.backends.slurm.script import SlurmOptions
 
 __all__ = ["SlurmPilotProvider"]
-
-_log = logging.getLogger("pollux.backends")
-
-_AFTER_FAILURE_SECONDS = 30.0
-_BAD_NODE_SECONDS = 3600.0
 
 
 class SlurmPilotProvider(PooledNodeProvider):
@@ -43,12 +36,10 @@ class SlurmPilotProvider(PooledNodeProvider):
         self.options = options
         self.queue = QueueView(path, options, commands, clock)
         self.rounds = Rounds(self.queue, self.do_round, self._give_back_unused)
+        self._requests = PilotRequests(self.queue)
         self._desired = 0
-        # Pilots whose nodes do not answer; and when each node was last found to be unusable.
+        # Pilots whose nodes do not answer.
         self._silent: set[str] = set()
-        self._bad_nodes: dict[str, float] = {}
-        # The most pilots to ask for at once; None: as many as are wanted.
-        self._most_at_once: int | None = None
         self._surplus_since: float | None = None
 
     # The interface of a provider
@@ -60,18 +51,9 @@ class SlurmPilotProvider(PooledNodeProvider):
         self._refresh()
         self.rounds.start()
 
-    @property
-    def grace_seconds(self) -> float | None:
-        """The time between Slurm's SIGTERM and SIGKILL; None where that is not known (yet)."""
-        return self.queue.grace_seconds
-
     def leaving(self) -> Mapping[str, str]:
         """Nodes that jobs must leave now, while they still work, each with the reason."""
         return self.queue.pool.leaving
-
-    def is_up(self, node: str) -> bool:
-        """Whether the host of an offered node is up: always, since no others are offered."""
-        return True
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
         """Hold as many nodes as could be used, between the fewest and the most that the options allow."""
@@ -118,7 +100,7 @@ class SlurmPilotProvider(PooledNodeProvider):
     def _refresh(self) -> None:
         """Read the files of nodes, and offer the nodes there are."""
         pool = self.queue.pool_of(self.queue.current_rows())
-        self._bad_nodes.update(dict.fromkeys(pool.bad_nodes, self.queue.clock()))
+        self._requests.avoid(pool.bad_nodes)
         others_leave = self.queue.replace_pool(pool)
         self.offer(pool.hosts)
         if others_leave:
@@ -139,31 +121,7 @@ class SlurmPilotProvider(PooledNodeProvider):
         silent = self._silent & self.queue.rows.keys() - {pool.pilot_of.get(host, "") for host in in_use}
         self.queue.cancel((*todo.cancel, *sorted(silent.difference(todo.cancel))))
         if todo.submit:
-            self._submit(todo.submit)
-
-    def _submit(self, count: int) -> None:
-        queue = self.queue
-        script = batch_script(self.options, queue.folder.path, self.head)
-        count = min(count, self._most_at_once or count)
-        exclude = [name for name, at in self._bad_nodes.items() if queue.clock() - at < _BAD_NODE_SECONDS]
-        try:
-            array = queue.commands.submit(script, count, exclude)
-        except BackendFailed as error:
-            # Slurm may have accepted the request all the same: the queue shows that before the next try.
-            queue.pause.wait(_AFTER_FAILURE_SECONDS)
-            # Slurm refuses an array as a whole, even if a quota has room for a part of it.
-            self._most_at_once = max(1, count // 2)
-            queue.warnings.set(
-                "submit", f"{count} node{'s' * (count != 1)} cannot be asked for: {error}; Slurm is asked for "
-                f"{self._most_at_once} in {_AFTER_FAILURE_SECONDS:.0f} s",
-            )  # fmt: skip
-            return
-        self._most_at_once = 2 * count if self._most_at_once == count else None
-        queue.warnings.set("submit")
-        for number in range(count):
-            row = PilotRow(f"{array}_{number}", "PENDING", None, None, (), PILOT_COMMENT, "just submitted")
-            queue.rows[row.id] = row
-        _log.info("asked Slurm for %d node(s): array %s", count, array)
+            self._requests.submit(todo.submit, self.head)
 
     def _give_back_unused(self) -> None:
         """Cancel pilots that still wait in the queue, unless jobs run on."""

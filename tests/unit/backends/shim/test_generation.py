@@ -9,7 +9,7 @@ import pytest
 from pollux.backends.process.launcher import ReplicaProcess
 from pollux.backends.process.records import read_record, record_path
 from pollux.backends.shim.generation import Generation
-from pollux.backends.shim.replica_group import RunningReplica
+from pollux.backends.shim.generation_replicas import RunningReplica
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
 

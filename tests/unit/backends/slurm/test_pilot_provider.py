@@ -98,17 +98,17 @@ def bench(tmp_path):
 
 
 def test_the_grace_is_read_now_and_then_and_stays_where_slurm_does_not_answer(bench, monkeypatch):
-    assert bench.lender.grace_seconds is None
+    assert bench.lender.queue.grace_seconds is None
     bench.turn()
-    assert bench.lender.grace_seconds == 30.0
+    assert bench.lender.queue.grace_seconds == 30.0
     monkeypatch.setattr(bench.slurm, "limits", lambda: ("KillWait = 60 sec", ""))
     bench.turn()
-    assert bench.lender.grace_seconds == 30.0, "not in every round"
+    assert bench.lender.queue.grace_seconds == 30.0, "not in every round"
     bench.turn(600.0)
-    assert bench.lender.grace_seconds == 60.0
+    assert bench.lender.queue.grace_seconds == 60.0
     bench.slurm.failing = "no answer"
     bench.turn(600.0)
-    assert bench.lender.grace_seconds == 60.0
+    assert bench.lender.queue.grace_seconds == 60.0
 
 
 def test_a_state_that_nobody_knows_is_told_and_its_node_left(bench):

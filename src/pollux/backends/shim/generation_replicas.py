@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pollux.backends.process.launcher import ReplicaProcess
 from pollux.backends.shim.output import ReplicaLog
 
-__all__ = ["ReplicaGroup", "RunningReplica"]
+__all__ = ["GenerationReplicas", "RunningReplica"]
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class RunningReplica:
 
 
 @dataclass(slots=True)
-class ReplicaGroup:
+class GenerationReplicas:
     """`members` are part of the job now. `departed` replicas are not, but may still run or have output to read."""
 
     members: list[RunningReplica] = field(default_factory=list)
