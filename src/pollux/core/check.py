@@ -1,4 +1,4 @@
-"""What makes a decision legal. One function, used before any decision is applied, by every driver."""
+"""The rules of a legal decision, which the controller checks before it applies any decision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken rule: which, about whom, and a sentence with the numbers."""
+    """A broken rule: its name, the job, node or queue, and a sentence with the numbers."""
 
     rule: str
     subject: str
@@ -32,9 +32,9 @@ class Violation:
 def check(snapshot: Snapshot, decision: Decision) -> tuple[Violation, ...]:
     """All rules that `decision` breaks, in a fixed order; empty when it is legal.
 
-    A running job that is pinned or not preemptible passes all rules by staying exactly where it is, whatever
-    changed around it, since it may be impossible to do anything else. Where such jobs alone hold more than a
-    node or a queue has, nobody else may hold anything there. So every snapshot has a legal decision.
+    A running job that is pinned or not preemptible breaks no rule while its placement stays the same, whatever has
+    changed around it. If such jobs alone hold more than a node or a queue has, no other job may hold anything there.
+    So every snapshot has a legal decision.
     """
     jobs = {job.id: job for job in snapshot.jobs}
     found: list[Violation] = []
@@ -103,7 +103,7 @@ def _check_node_use(snapshot: Snapshot, job: JobView, old: Placement, new: Place
 
 
 class _Load:
-    """What is held on one node."""
+    """The resources that jobs hold on one node."""
 
     __slots__ = ("cpus", "gpus", "memory_bytes")
 
@@ -117,7 +117,7 @@ class _Load:
 
 
 def _stays(snapshot: Snapshot, job: JobView, new: Placement) -> bool:
-    """Whether it is a job that may not be stopped, and was left alone."""
+    """Whether the job may not be stopped and keeps its placement."""
     immovable = job.limits.pinned or not job.limits.preemptible
     return immovable and bool(new) and new == snapshot.placement(job.id)
 
@@ -171,6 +171,6 @@ def _check_quotas(snapshot: Snapshot, decision: Decision, jobs: dict[str, JobVie
         elif snapshot.placement(job_id) and not job.limits.preemptible:
             fixed[job.queue] += min(placement.num_gpus, job.limits.min_gpus)
     for name, quota in limited.items():
-        # A quota lowered below what immovable jobs hold cannot be met; then nobody else may hold anything.
+        # A quota below what immovable jobs hold cannot be met; then no other job may hold anything.
         if used[name] > max(quota, fixed[name]):
             yield Violation("quota", name, f"queue '{name}' may hold {quota} GPUs and was given {used[name]}")

@@ -1,4 +1,4 @@
-"""What there is to hand out: nodes, clusters and the queues that share them."""
+"""Nodes, clusters, and the queues that share them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Cluster", "Node", "Queue"]
 class Node:
     """One machine.
 
-    `num_cpus` and `memory_bytes` are infinite where nobody counts them. `isolated_network` says that the
-    fabric keeps the traffic of different jobs apart, so several distributed jobs may share the node.
-    A node that is not `schedulable` keeps what runs there and takes nothing new.
+    `num_cpus` and `memory_bytes` are infinite if they are not counted. `isolated_network`: the network isolates the
+    traffic of different jobs, so that several distributed jobs may share the node. A node that is not `schedulable`
+    keeps its jobs and gets no new ones.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""What a policy may know of a job."""
+"""A job as policies see it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORDS = re.compile(r"[^\W_]+")
 
 @functools.lru_cache(maxsize=4096)
 def is_gpu_type(wanted: str, gpu_type: str) -> bool:
-    """Whether a type is the wanted one: all words of it are among the type's, in upper or lower case.
+    """Whether a type is the wanted one: it has all words of `wanted`, in upper or lower case.
 
     `a100` is "A100" (as Ray says), "a100" (Slurm) and "NVIDIA A100-SXM4-40GB" (the driver), but not "A10".
     """
@@ -26,14 +26,14 @@ def is_gpu_type(wanted: str, gpu_type: str) -> bool:
 
 
 class GoodputFunction(Protocol):
-    """A job's model as policies see it; `pollux.goodput` has the real ones."""
+    """A job's model as policies see it; `pollux.goodput` has implementations."""
 
     def goodput(self, num_nodes: int, num_gpus: int, gpu_type: str = "") -> float:
         """Useful samples per second on that placement, at the best batch; 0 where it cannot run."""
 
 
 class FixedBatchOracle(Protocol):
-    """True times of a job that keeps its batch; only a simulator can offer it."""
+    """True times of a job with a fixed batch; only a simulator has them."""
 
     def step_seconds(self, num_gpus: int) -> float:
         """Seconds of one optimiser step on `num_gpus` packed GPUs."""
@@ -44,11 +44,11 @@ class FixedBatchOracle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """What a job may be given.
+    """The placements that a job allows.
 
-    `gpu_types` empty means any, else those that `takes_type` finds among them; a job runs on one type at a time unless
-    `mixed_types`. A *pinned* job keeps its placement once it has one. A job that is not `preemptible` may be resized,
-    never stopped. CPUs and memory are per GPU.
+    Empty `gpu_types` mean any type, else see `takes_type`; a job runs on one type at a time unless `mixed_types`. A
+    *pinned* job keeps its first placement. A job that is not `preemptible` may be resized, but never stopped. CPUs and
+    memory are per GPU.
     """
 
     min_gpus: int = 1
@@ -82,7 +82,7 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What earlier jobs of the same kind showed: to be expected of a new one, until it is measured itself.
+    """What earlier jobs of the same kind have shown, which is expected of a new job until it is measured itself.
 
     `goodput` holds for a job that begins; its curve was measured on up to `largest_gpus`, at `num_observations`
     places and batches, the last of them at `learned_at`. `total` are the useful samples of a whole job (the median
@@ -103,7 +103,7 @@ class JobView:
 
     `requested_gpus` is what its user asked for (rigid policies use it). `largest_gpus` is the most replicas
     it ever ran with. `remaining` is in useful samples (the unit of goodput), `None` when unknown.
-    `resize_cost_seconds` is how long it stands still when its placement changes. `weight` is its priority.
+    `resize_cost_seconds` is how long it pauses when its placement changes. `weight` is its priority.
     """
 
     id: str

@@ -1,6 +1,6 @@
-"""A working folder as one archive, named by its digest: packed where the user is, unpacked where the service is.
+"""A working folder as one archive, named by its digest: packed by the command line, unpacked by the service.
 
-How it is sent is not known here. Archives are not trusted: nothing in them may lie outside the target folder.
+Archives are not trusted: nothing in them may lie outside the target folder.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pollux.core.errors import InvalidInput, TooLarge
 __all__ = ["IGNORE_FILE", "MAX_FILES", "MAX_PACKED_BYTES", "MAX_UNPACKED_BYTES", "digest_of", "pack", "unpack"]
 
 IGNORE_FILE = ".polluxignore"
-"""Names or patterns to leave out, one a line, as in `data` or `*.pt`; `#` begins a comment."""
+"""The file with names or patterns to leave out, one per line, such as `data` or `*.pt`; `#` begins a comment."""
 
 MAX_PACKED_BYTES = 64 * 2**20
-"""Of an archive."""
+"""The largest archive."""
 
 MAX_UNPACKED_BYTES = 256 * 2**20
-"""Of all its files together."""
+"""The largest size of all its files together."""
 
 MAX_FILES = 20_000
-"""In one archive."""
+"""The most files in one archive."""
 
 MAX_PATH_BYTES = 1024
 """Of a file's path in an archive; a name in it has at most 255, as file systems have it."""
@@ -61,10 +61,10 @@ def digest_of(archive: bytes) -> str:
 
 
 def pack(folder: Path) -> bytes:
-    """The folder as an archive; the same files give the same bytes, whenever and by whomever they were written.
+    """The folder as an archive; the same files always give the same bytes, whatever their times and owners.
 
-    Version control, environments, caches and what `.polluxignore` names stay out; links to files become files, links to
-    folders stay out. TooLarge above the limits, InvalidInput where something cannot be read.
+    Version control, environments, caches, links to folders and what `.polluxignore` names are left out; links to files
+    become files. TooLarge above the limits, InvalidInput for a file that cannot be read.
     """
     ignored = (*_LEFT_OUT, *_ignored(folder))
     content, total, count = io.BytesIO(), 0, 0
@@ -143,15 +143,15 @@ class _Unzipped(io.RawIOBase):
         self._file = file
         self._unzip = zlib.decompressobj(wbits=31)
         self._packed = b""
-        # Each file takes a header and is filled up; long names take some more.
+        # Each file needs a header and padding, and long names need more.
         self._left = MAX_UNPACKED_BYTES + 4096 * MAX_FILES
 
     def readable(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """At most this many bytes; TooLarge once the limit for all is passed."""
+        """At most `size` bytes; TooLarge after the limit for the whole archive."""
         wanted = _PIECE_BYTES if size < 0 else size
         data = b""
         while wanted and not data and not self._unzip.eof:
@@ -188,7 +188,7 @@ def _inside(entry: tarfile.TarInfo) -> PurePosixPath:
     path = PurePosixPath(entry.name)
     plain = entry.isreg() and not entry.issparse() and entry.size >= 0
     if not plain or path.is_absolute() or not path.parts or ".." in path.parts or "\0" in entry.name:
-        raise InvalidInput(f"the package holds {entry.name[:120]!r}, which is no plain file inside it: not unpacked")
+        raise InvalidInput(f"the package holds {entry.name[:120]!r}, which is not a plain file inside it: not unpacked")
     _check_path(path)
     return path
 

@@ -1,7 +1,7 @@
 """An object store behind an address such as `s3://bucket/path`, and the folder on this machine that mirrors it.
 
-`ObjectStore` moves files and small texts under one address, by fsspec, and says in one sentence what went wrong; it
-does not know what the objects mean. `python -m pollux.storage.object_store ADDRESS` tries to write there.
+`ObjectStore` reads and writes files and small texts below one address, with fsspec; its errors are one sentence each.
+`python -m pollux.storage.object_store ADDRESS` tries to write there.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _OPTIONS = {
 
 
 class _Ended(Exception):
-    """An upload was ended by `proceed`; `args[0]` is the error that it raised."""
+    """`proceed` has ended an upload; `args[0]` is the error that it raised."""
 
 
 def cache_folder(address: str, variables: Mapping[str, str] | None = None) -> Path:
-    """Where this machine keeps its copies: below `XDG_CACHE_HOME`, or its default `~/.cache`."""
+    """The folder for this machine's copies: below `XDG_CACHE_HOME`, by default `~/.cache`."""
     variables = os.environ if variables is None else variables
     named = variables.get("XDG_CACHE_HOME")
     base = Path(named) if named else Path("~/.cache").expanduser()
@@ -45,10 +45,10 @@ def cache_folder(address: str, variables: Mapping[str, str] | None = None) -> Pa
 
 
 class ObjectStore:
-    """Objects under one address; nothing is opened before it is needed. Names are relative, with slashes.
+    """Objects below one address, which is opened on first use. Names are relative, with slashes.
 
-    An object that is not there raises `FileNotFoundError`, wrong settings `InvalidInput`, and anything that still fails
-    after some attempts `Unreachable`.
+    A missing object is a `FileNotFoundError`, wrong settings are `InvalidInput`, and other failures, after some
+    attempts, `Unreachable`.
     """
 
     def __init__(self, address: str, cache: Path | None = None) -> None:
@@ -57,7 +57,7 @@ class ObjectStore:
         self._opened: tuple[Any, str] | None = None
 
     def make_cache(self) -> None:
-        """The folder on this machine, which only its user may look into."""
+        """Make the folder for this machine's copies, for its owner only."""
         try:
             self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -67,7 +67,7 @@ class ObjectStore:
             ) from error
 
     def sizes(self) -> dict[str, int]:
-        """Every object there is, with its size in bytes."""
+        """All objects, with their sizes in bytes."""
 
         def list_sizes() -> dict[str, int]:
             system, root = self._open()
@@ -81,11 +81,11 @@ class ObjectStore:
         return self._with_retries(f"read '{name}'", lambda: bytes(self._at(name, "cat_file")))
 
     def write(self, name: str, content: bytes) -> None:
-        """A small object, whole or not at all."""
+        """Write a small object, as a whole or not at all."""
         self._with_retries(f"written '{name}'", lambda: self._at(name, "pipe_file", content))
 
     def upload(self, path: Path, name: str, proceed: Callable[[], None] | None = None) -> None:
-        """A file as an object; `proceed` is called now and then, and ends it by what it raises."""
+        """Write a file as an object; `proceed` is called now and then, and ends the upload by an exception."""
 
         def go_on() -> None:
             try:
@@ -100,11 +100,11 @@ class ObjectStore:
             raise ended.args[0] from None
 
     def download(self, name: str, path: Path) -> None:
-        """An object as a file."""
+        """Write an object to a file."""
         self._with_retries(f"read '{name}'", lambda: self._get(name, path))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove these objects; one that is not there is no error."""
+        """Remove these objects; missing ones are no error."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self._with_retries(f"removed '{name}'", lambda name=name: self._at(name, "rm_file"))  # type: ignore[misc]
@@ -115,7 +115,7 @@ class ObjectStore:
         try:
             self.write(name, content)
             if self.read(name) != content:
-                raise Unreachable(f"{self.address}: what was written there just now is not what is read")
+                raise Unreachable(f"{self.address}: an object that was just written was read back differently")
         except FileNotFoundError as error:
             raise InvalidInput(f"{self.address}: its bucket does not exist ({error}): create it first") from error
         finally:
@@ -148,19 +148,19 @@ class ObjectStore:
             try:
                 from fsspec.core import url_to_fs
 
-                # Listings are never kept: others write there, too.
+                # Listings are not cached, since others write there, too.
                 options = {"use_listings_cache": False, "skip_instance_cache": True, **_OPTIONS.get(package, {})}
                 system, root = url_to_fs(self.address, **options)
             except ImportError as error:
                 extra = " (or 'pollux-scheduler[s3]')" if package == "s3fs" else ""
                 raise InvalidInput(
-                    f"{self.address} needs the package {package} where the job runs, which is not there ({error}): "
+                    f"{self.address} needs the package {package}, which is not installed where the job runs ({error}): "
                     f"pip install {package}{extra}"
                 ) from error
             except Exception as error:
                 raise InvalidInput(f"{self.address} cannot be opened: {_text(error)}") from error
             if package == "s3fs":
-                # What is tried again here need not be there, too.
+                # Failures are tried again here, so s3fs need not do so.
                 system.retries = 1
             self._opened = (system, str(root).rstrip("/"))
         return self._opened
@@ -175,8 +175,8 @@ class ObjectStore:
                 raise
             except PermissionError as error:
                 raise InvalidInput(
-                    f"{self.address}: it could not be {what}, as that is forbidden ({_text(error)}): give the job a "
-                    "key that may read, write, list and remove there"
+                    f"{self.address}: it could not be {what}, since its key forbids that ({_text(error)}): give the "
+                    "job a key that may read, write, list and remove there"
                 ) from error
             except (PolluxError, _Ended):
                 raise
@@ -186,7 +186,7 @@ class ObjectStore:
                         f"the copies of {self.address} have no room in {self.cache} ({_text(error)}): free some, or "
                         "name another folder in XDG_CACHE_HOME"
                     ) from error
-                # Every kind of store has errors of its own.
+                # Every kind of store has its own classes of errors.
                 if pause is None or "credential" in _text(error).lower():
                     raise Unreachable(
                         f"{self.address}: it could not be {what} ({_text(error)}): check its address, the job's key "
@@ -203,7 +203,7 @@ def _text(error: BaseException) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Try an address. The last line says what is wrong; the exit code is 2 where the user can correct it."""
+    """Try to write to an address. The last line says what is wrong; the exit code is 2 if the user can correct it."""
     try:
         ObjectStore(arguments[0]).probe()
     except InvalidInput as error:

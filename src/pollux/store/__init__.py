@@ -20,9 +20,9 @@ __all__ = [
 
 
 def open_store(path: Path | None) -> Store:
-    """The log in that file, made if it is not there; None: in memory.
+    """The log in that file, which is made if it does not exist; None: in memory.
 
-    Conflict where another process has it open, StoreFailed where it cannot be read or is from a newer version.
+    Conflict if another process has it open; StoreFailed if it cannot be read, or a newer version wrote it.
     """
     if path is None:
         return MemoryStore()
@@ -32,9 +32,9 @@ def open_store(path: Path | None) -> Store:
 
 
 def open_telemetry(path: Path | None) -> Telemetry:
-    """The measurements in that file, made if it is not there; None: in memory. Refusals are those of `open_store`.
+    """The measurements in that file, which is made if it does not exist; None: in memory. Refuses like `open_store`.
 
-    A file that is damaged is put aside under another name: measurements decide nothing, and must not stop a service.
+    A damaged file is renamed and a new one made, since no decision needs measurements.
     """
     if path is None:
         return MemoryTelemetry()

@@ -1,4 +1,4 @@
-"""One SQLite file, opened so that what was committed is on the disk: transactions, numbered steps, plain errors."""
+"""One SQLite file with durable commits: transactions, migrations by numbered steps, plain errors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _REMEDIES = {
     sqlite3.SQLITE_FULL: "free some space on that disk and try again",
     sqlite3.SQLITE_READONLY: "make the file and its folder writable",
     sqlite3.SQLITE_CANTOPEN: "make its folder readable and writable, and see that no folder has its name",
-    sqlite3.SQLITE_IOERR: "look after the disk, then try again",
-    sqlite3.SQLITE_CORRUPT: "it is damaged: restore a backup, or move it away to begin anew",
-    sqlite3.SQLITE_NOTADB: "it is no SQLite file: restore a backup, or move it away to begin anew",
+    sqlite3.SQLITE_IOERR: "check the disk, then try again",
+    sqlite3.SQLITE_CORRUPT: "it is damaged: restore a backup, or move it away to start with an empty one",
+    sqlite3.SQLITE_NOTADB: "it is not an SQLite file: restore a backup, or move it away to start with an empty one",
     sqlite3.SQLITE_BUSY: "another program has it open: close that one",
 }
 
 
 class Database:
-    """A file with one writer. Writes take turns; reads have a connection of their own and never wait for the disk."""
+    """A file with one writer. Writes are serialised; reads use another connection and never wait for the disk."""
 
     def __init__(self, path: Path, steps: Sequence[str]) -> None:
         self.path = path.absolute()
@@ -54,11 +54,11 @@ class Database:
             raise
         if mode != "wal":
             connection.close()
-            raise StoreFailed(f"{self.path}: a write-ahead log is not possible there; choose a local folder")
+            raise StoreFailed(f"{self.path}: this file system allows no write-ahead log; choose a local folder")
         return connection
 
     def reader(self) -> sqlite3.Connection:
-        """Another connection, for reading only; whoever asks for it closes it."""
+        """Another connection for reading; the caller closes it."""
         with self.plain_errors():
             connection = sqlite3.connect(self.path, timeout=5.0, isolation_level=None, check_same_thread=False)
             try:
@@ -83,14 +83,14 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Everything that is written inside is committed durably, or nothing of it."""
+        """A transaction: all writes inside are committed durably, or none."""
         with self._writing, self.plain_errors():
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
-                # After some errors SQLite has rolled back by itself.
+                # SQLite rolls back by itself after some errors.
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
@@ -102,15 +102,15 @@ class Database:
 
     @contextlib.contextmanager
     def plain_errors(self) -> Iterator[None]:
-        """SQLite's and the system's errors inside become StoreFailed with the remedy."""
+        """Turn errors of SQLite and the system into StoreFailed with a remedy."""
         try:
             yield
         except PolluxError:
             raise
         except sqlite3.Error as error:
-            # The low byte is the kind, the rest says where it happened.
+            # The low byte is the kind of error, the others are details.
             kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            remedy = _REMEDIES.get(kind, "try again; if it stays so, restore a backup")
+            remedy = _REMEDIES.get(kind, "try again; if that does not help, restore a backup")
             raise StoreFailed(f"{self.path}: {error}; {remedy}") from error
         except OSError as error:
             raise StoreFailed(f"{self.path}: {error}; make its folder readable and writable") from error

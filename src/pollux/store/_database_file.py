@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pollux.core.errors import Conflict, InvalidInput, StoreFailed
 
-# Their locks and shared memory do not work between machines, so that two writers could spoil a log.
+# Locks and shared memory do not work between machines there, so that two writers could damage a log.
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs",
      "panfs", "smb3", "smbfs"}
@@ -21,14 +21,14 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """The kind of file system that `path` (absolute, links followed) is on, by a text like /proc/self/mountinfo."""
+    """The type of the file system of `path` (absolute, links followed); `mounts` is like /proc/self/mountinfo."""
     best, kind = -1, ""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split(" ")
         if len(fields) < 5 or not after:
             continue
-        # The kernel writes blanks and the like as three octal digits, and nothing else.
+        # The kernel escapes blanks and the like as three octal digits.
         point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
         inside = point == "/" or str(path) == point or str(path).startswith(f"{point}/")
         # Of two mounts on one point, the later hides the earlier.
@@ -38,7 +38,7 @@ def file_system(path: Path, mounts: str) -> str:
 
 
 def refuse_network(path: Path) -> None:
-    """Raise for a folder on a network file system; where the system does not tell, it is taken to be local."""
+    """Raise for a folder on a network file system; without /proc, it counts as local."""
     try:
         mounts = os.fsdecode(_MOUNTS.read_bytes())
     except OSError:
@@ -53,7 +53,7 @@ def refuse_network(path: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Make sure that the file is there, only its owner can read it, and its name is on the disk."""
+    """Make the file if it does not exist, readable by its owner only, with its name on the disk."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -92,10 +92,10 @@ class WriterLock:
         _LOCKS.add(self)
 
     def release(self) -> None:
-        """Let others write; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            # A child that was forked a moment ago may not have closed its copy yet, which would keep the lock.
+            # A child that was just forked may still have its copy open, which would keep the lock.
             fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
@@ -109,10 +109,10 @@ class WriterLock:
 _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
 
-def _let_go_after_fork() -> None:
-    # A child would hold the lock beyond the life of its parent. Closing its copy does not release the parent's.
+def _forget_locks() -> None:
+    # A child would keep the lock after the end of its parent. Closing the copy does not release the parent's lock.
     for lock in list(_LOCKS):
         lock.forget()
 
 
-os.register_at_fork(after_in_child=_let_go_after_fork)
+os.register_at_fork(after_in_child=_forget_locks)

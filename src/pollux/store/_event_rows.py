@@ -1,4 +1,4 @@
-"""Values as the text that is stored: JSON on one line, facts in it, and which snapshots fit a log."""
+"""Facts and other values as lines of JSON, and the check that a snapshot fits a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_ONCE = 32
 
 
 def to_text(value: Any, what: str) -> str:
-    """JSON without blanks; `what` names the value where it is not plain."""
+    """JSON without blanks; `what` names the value in errors."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -43,7 +43,7 @@ def event_to_text(event: Event) -> str:
 
 
 def event_from_text(text: str, where: str) -> Event:
-    """The fact of a line; StoreFailed where it cannot be read, since nothing after it can be trusted."""
+    """The fact of a line; StoreFailed if it cannot be read, since later facts depend on it."""
     try:
         return decode(json.loads(text))
     except (ValueError, InvalidInput) as error:
@@ -51,7 +51,7 @@ def event_from_text(text: str, where: str) -> Event:
 
 
 def check_saved(saved: SavedState, revision: int) -> None:
-    """Refuse a snapshot of what was never logged; only an empty store may begin with a state from elsewhere."""
+    """Refuse a snapshot of a revision that was never logged; only an empty store may begin with a snapshot."""
     if saved.revision < 0 or (saved.revision > revision > 0):
         raise InvalidInput(
             f"a snapshot of revision {saved.revision} does not fit a log that ends at {revision}; "

@@ -1,4 +1,4 @@
-"""Which measurements of a series stay as they age."""
+"""Chooses the measurements of a series that are kept as they age."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 
 MOST_ROWS = 2000
-"""Of one job and kind."""
+"""The most rows of one job and kind."""
 
 BETWEEN_THINNINGS = 64
-"""Rows that a series gains before it is thinned again: rarely enough to cost nothing, often enough to stay small."""
+"""Rows that a series gains before it is thinned again; a balance of time and size."""
 
 # (age up to which, seconds between two rows). Each width divides the next, so that the first row of a wide interval
-# is also the first of a narrow one, and is still there when its turn comes.
+# is also the first of a narrow one, and is still there when it ages.
 _TIERS = ((3600.0, 30.0), (86_400.0, 300.0), (math.inf, 3600.0))
 
 
 def rows_to_keep(times: Sequence[float], most: int = MOST_ROWS) -> list[int]:
-    """Indices of the rows that stay, of a series in order of time: the first of each interval, and the newest."""
+    """Indices of the rows to keep, for a series in order of time: the first of each interval, and the newest."""
     if not times:
         return []
     newest, stay, last = times[-1], [], None
@@ -34,7 +34,7 @@ def rows_to_keep(times: Sequence[float], most: int = MOST_ROWS) -> list[int]:
 
 
 def evenly(count: int, limit: int) -> list[int]:
-    """At most `limit` indices of `count`, evenly apart, the first and the last among them; only the last for 1."""
+    """At most `limit` of `count` indices at even distances, with the first and the last; for 1 only the last."""
     if limit < 1:
         return []
     if count <= limit:

@@ -1,6 +1,6 @@
-"""History as text: every fact and measurement, one JSON value per line; docs/history.md says what the lines mean.
+"""History files: every fact and measurement, one JSON value per line; docs/history.md describes the lines.
 
-The simulator's reading of it is in `pollux.sim.workloads.history`.
+`pollux.sim.workloads.history` makes workloads of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pollux.store.protocol import SavedState, Store, Telemetry, TelemetryRow
 __all__ = ["HISTORY_VERSION", "HistoryContents", "export", "import_into", "parse", "start"]
 
 HISTORY_VERSION = 1
-"""Of the format that is written; this and older ones are read."""
+"""The version of the format that is written; this and older versions are read."""
 
 _FORMAT = "pollux-history"
 _KINDS = ("report", "eta", "decision")
@@ -30,9 +30,9 @@ _ROW_FIELDS = ("job_id", "at", "kind", "values")
 
 @dataclass(frozen=True, slots=True)
 class HistoryContents:
-    """A whole history. `saved` is where a log begins whose oldest facts were trimmed; None: at the beginning.
+    """A whole history. `saved` is the state at the beginning if the oldest facts were trimmed, else None.
 
-    `facts` are in order, with their revisions; some may be older than `saved`, which then covers them.
+    `facts` are in order, with their revisions; some may be older than `saved`, which then includes them.
     """
 
     saved: SavedState | None
@@ -41,19 +41,19 @@ class HistoryContents:
 
     @property
     def to_apply(self) -> tuple[tuple[int, Event], ...]:
-        """The facts that come after `saved`: with it, they give the state at the end."""
+        """The facts after `saved`, which lead from it to the last state."""
         base = 0 if self.saved is None else self.saved.revision
         return tuple((revision, event) for revision, event in self.facts if revision > base)
 
 
 def export(store: Store, telemetry: Telemetry | None = None) -> Iterator[bytes]:
-    """The lines of a history, each with its end: header, state if the log was trimmed, facts, measurements, footer.
+    """The lines of a history: header, state if the log was trimmed, facts, measurements, footer.
 
-    May run in another thread while the store is written to; what comes later is not in it.
+    Another thread may write to the store meanwhile; its new facts are left out.
     """
     last, facts, jobs = store.revision, 0, set()
     yield _line({"format": _FORMAT, "version": HISTORY_VERSION, "revision": last})
-    # Loaded first: a snapshot that is saved meanwhile may cause events to be dropped that this one needs.
+    # Loaded before the facts are read: after a newer snapshot, events that this one needs may be trimmed.
     saved = store.load()
     for revision, event in store.read():
         if revision > last:
@@ -75,7 +75,7 @@ def export(store: Store, telemetry: Telemetry | None = None) -> Iterator[bytes]:
 
 def _state_line(saved: SavedState | None) -> bytes:
     if saved is None:
-        raise StoreFailed("the log's beginning was trimmed and no snapshot covers it; restore a backup")
+        raise StoreFailed("the beginning of the log was trimmed and no snapshot has it; restore a backup")
     return _line({"revision": saved.revision, "state": saved.state})
 
 
@@ -90,10 +90,10 @@ def _measurements(telemetry: Telemetry, jobs: set[str]) -> Iterator[TelemetryRow
 
 
 def import_into(lines: Iterable[bytes | str], store: Store, telemetry: Telemetry | None = None) -> int:
-    """Bring a whole history into an empty store; the revision that it then has.
+    """Write a whole history into an empty store; the store's revision afterwards.
 
-    Nothing is written unless all lines can be read and the facts fit each other. Facts that a state in the history
-    covers are left out.
+    Nothing is written unless all lines can be read and all facts can be applied. Facts that a state in the history
+    includes are left out.
     """
     if store.revision:
         raise Conflict(f"the store has {store.revision} facts already; import into an empty one")
@@ -103,11 +103,11 @@ def import_into(lines: Iterable[bytes | str], store: Store, telemetry: Telemetry
         try:
             controller.apply(event)
         except PolluxError as error:
-            raise InvalidInput(f"history: fact {revision} does not fit those before it: {error}") from None
+            raise InvalidInput(f"history: fact {revision} cannot follow the facts before it: {error}") from None
     if contents.saved is not None:
         store.save(contents.saved)
     if telemetry is not None:
-        # An import that failed half-way, on a full disk, may be tried again.
+        # An import may be tried again after it failed half-way, for instance on a full disk.
         for job_id in {row.job_id for row in contents.telemetry}:
             telemetry.forget(job_id)
         telemetry.record(contents.telemetry)
@@ -115,8 +115,8 @@ def import_into(lines: Iterable[bytes | str], store: Store, telemetry: Telemetry
 
 
 def start(contents: HistoryContents) -> Controller:
-    """The controller before the first of `to_apply`: an empty one, or that of the state where the log was trimmed."""
-    # In rounds it makes no predictions of its own: the quickest way through a log.
+    """The controller before the first of `to_apply`: empty, or with the state `saved`."""
+    # Under `rounds` it computes no predictions, so that facts are applied quickly.
     settings = ControllerSettings("rounds")
     if contents.saved is None:
         return Controller(Cluster(()), settings)
@@ -134,7 +134,7 @@ def parse(lines: Iterable[bytes | str]) -> HistoryContents:
     number = 0
     for number, line in enumerate(lines, start=1):
         try:
-            reader.take(_object_of(line))
+            reader.read_line(_object_of(line))
         except PolluxError as error:
             raise InvalidInput(f"history, line {number}: {error}") from None
     return reader.finished(number)
@@ -144,14 +144,14 @@ def _object_of(line: bytes | str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise InvalidInput(f"is no JSON ({error}); give a file of 'pollux history export'") from None
+        raise InvalidInput(f"is not JSON ({error}); give a file of 'pollux history export'") from None
     if not isinstance(value, dict):
         raise InvalidInput(f"is {type(value).__name__}; every line must be a JSON object")
     return value
 
 
 class _Reader:
-    """Reads one line after another, and collects what they hold."""
+    """Reads the lines of a history one by one, and collects their content."""
 
     def __init__(self) -> None:
         self._started = False
@@ -160,7 +160,7 @@ class _Reader:
         self._facts: list[tuple[int, Event]] = []
         self._rows: list[TelemetryRow] = []
 
-    def take(self, value: dict[str, Any]) -> None:
+    def read_line(self, value: dict[str, Any]) -> None:
         if not self._started:
             self._header(value)
         elif self._ended:

@@ -1,4 +1,4 @@
-"""What of a store is whole, read without changing it and beside a service that writes."""
+"""Checks the facts and snapshots of a store, without changing it, also while a service writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_FAULTS = 20
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The facts that are there (`first` 0: none), the snapshots that are whole, and what is wrong in plain words."""
+    """The revisions of the facts (`first` 0: none), the undamaged snapshots, and all faults as sentences."""
 
     first: int
     last: int
@@ -27,16 +27,11 @@ class StoreState:
     snapshots: tuple[int, ...]
     faults: tuple[str, ...]
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether a service can start from it: the whole log from fact 1 on, or a snapshot and what follows it."""
-        return not self.faults
-
 
 def inspect_store(path: Path) -> StoreState:
-    """Read every fact and every snapshot of the log in that file; StoreFailed where it cannot be read at all."""
+    """Read every fact and every snapshot of the log in that file; StoreFailed if it cannot be opened or read."""
     if not path.exists():
-        raise StoreFailed(f"{path} is not there: start a service with 'pollux up', or restore a backup")
+        raise StoreFailed(f"{path} does not exist: start a service with 'pollux up', or restore a backup")
     faults: list[str] = []
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -52,7 +47,9 @@ def inspect_store(path: Path) -> StoreState:
             snapshots, broken = _snapshots(connection)
             head = connection.execute("SELECT value FROM settings WHERE name = 'head'").fetchone()
     except sqlite3.Error as error:
-        raise StoreFailed(f"{path} cannot be read: {error}; restore a backup, or move it away to begin anew") from error
+        raise StoreFailed(
+            f"{path} cannot be read: {error}; restore a backup, or move it away to start with an empty one"
+        ) from error
     faults += [f"the snapshot of fact {revision} is damaged" for revision in broken]
     faults += _gaps(numbers, snapshots, int(head[0]) if head and head[0].isdecimal() else 0)
     few = faults[:_MOST_FAULTS] + ([f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else [])
@@ -60,7 +57,7 @@ def inspect_store(path: Path) -> StoreState:
 
 
 def _facts(connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
-    """Each fact's number, and what is wrong with it."""
+    """The number of each fact, and its fault, if any."""
     columns = {row[1] for row in connection.execute("PRAGMA table_info(events)")}
     digest = "digest" if "digest" in columns else "NULL"
     rows = connection.execute(f"SELECT revision, at, CAST(body AS BLOB), {digest} FROM events ORDER BY revision")
@@ -69,16 +66,16 @@ def _facts(connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
             text = body.decode()
             event_from_text(text, f"fact {revision}")
         except UnicodeDecodeError as error:
-            yield revision, f"fact {revision} is no text: {error}"
+            yield revision, f"fact {revision} is not UTF-8 text: {error}"
         except StoreFailed as error:
             yield revision, str(error)
         else:
             whole = known is None or known == fact_digest(revision, at, text)
-            yield revision, "" if whole else f"fact {revision} is not as it was written"
+            yield revision, "" if whole else f"fact {revision} has changed since it was written"
 
 
 def _snapshots(connection: sqlite3.Connection) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Those that are whole, and those that are not."""
+    """The undamaged snapshots, and the damaged ones."""
     found = connection.execute(
         "SELECT revision, digest, CAST(state AS BLOB) FROM snapshots ORDER BY revision"
     ).fetchall()
@@ -87,7 +84,7 @@ def _snapshots(connection: sqlite3.Connection) -> tuple[tuple[int, ...], tuple[i
 
 
 def _gaps(numbers: list[int], snapshots: tuple[int, ...], head: int) -> list[str]:
-    """Facts that must have been there, and are not."""
+    """The facts that are missing, as sentences."""
     begin = max((revision for revision in snapshots if not numbers or revision + 1 >= numbers[0]), default=0)
     expected = min(numbers[0], begin + 1) if numbers else begin + 1
     missing = []

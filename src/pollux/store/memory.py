@@ -17,7 +17,7 @@ __all__ = ["MemoryStore", "MemoryTelemetry"]
 
 
 class MemoryStore:
-    """The log as a list of texts, so that what comes back is what a file would give. Usable from any thread."""
+    """The log as a list of texts, so that it returns the same as a file would. Usable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -27,7 +27,7 @@ class MemoryStore:
         self._revision = 0
 
     def append(self, events: Sequence[Event]) -> int:
-        """Append all of them or, where one has no written form, none."""
+        """Append all events, or none if one has no written form."""
         texts = [event_to_text(event) for event in events]
         with self._lock:
             first = self._revision + 1
@@ -38,7 +38,7 @@ class MemoryStore:
             return self._revision
 
     def read(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """The events that were there when reading began."""
+        """The events up to the one that was last when reading began."""
         with self._lock:
             rows = [row for row in self._events if row[0] > after]
         for revision, _, text in rows:
@@ -50,7 +50,7 @@ class MemoryStore:
         return self._revision
 
     def save(self, saved: SavedState) -> None:
-        """Keep a snapshot of something that was logged; an empty store may begin with one."""
+        """Keep a snapshot of a logged revision; an empty store may begin with one."""
         text = state_to_text(saved.state)
         with self._lock:
             check_saved(saved, self._revision)
@@ -68,7 +68,7 @@ class MemoryStore:
             return SavedState(newest, json.loads(self._snapshots[newest]))
 
     def trim(self, keep_after: float) -> int:
-        """Drop the oldest events that the older of two snapshots covers, up to the first that is not old enough."""
+        """Drop the oldest events that the older of two snapshots covers, up to the first that is too new."""
         with self._lock:
             covered = min(self._snapshots) if len(self._snapshots) > 1 else 0
             dropped = sum(

@@ -1,4 +1,4 @@
-"""What a store must do: an append-only log of facts with snapshots, and telemetry apart from it."""
+"""The interfaces of stores: an append-only log of facts with snapshots, and telemetry."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class SavedState:
 
 
 class Store(Protocol):
-    """The log of facts. One writer at a time; what `append` returned for is durable."""
+    """The log of facts. One writer at a time; facts are durable once `append` returns."""
 
     def append(self, events: Sequence[Event]) -> int:
-        """Write all of them or none, durably; the revision of the last (revisions count from 1)."""
+        """Write all events durably, or none; the revision of the last (the first has revision 1)."""
 
     def read(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Events of higher revision, in order, decoded and brought to the present version."""
+        """Events after that revision, in order, converted to the present version."""
 
     @property
     def revision(self) -> int:
@@ -36,10 +36,10 @@ class Store(Protocol):
         """Keep a snapshot; the last two are kept."""
 
     def load(self) -> SavedState | None:
-        """The newest snapshot that is whole, or None."""
+        """The newest undamaged snapshot, or None."""
 
     def trim(self, keep_after: float) -> int:
-        """Drop events that the older kept snapshot covers and that are from before that time; how many."""
+        """Drop events that are older than that time and covered by the older snapshot; returns how many."""
 
     def setting(self, name: str) -> str | None:
         """A value kept beside the log (tokens' hashes, format version)."""
@@ -62,10 +62,10 @@ class TelemetryRow:
 
 
 class Telemetry(Protocol):
-    """Measurements over time, down-sampled as they age; losing old ones changes no decision."""
+    """Measurements over time, thinned as they age; losing old ones changes no decision."""
 
     def record(self, rows: Sequence[TelemetryRow]) -> None:
-        """Write them durably; the newest of each job and kind is kept whole."""
+        """Write rows durably; the newest of each job and kind is always kept."""
 
     def latest(self, kind: str) -> Mapping[str, TelemetryRow]:
         """The newest row of each job."""

@@ -1,4 +1,4 @@
-"""The log of facts in one SQLite file: durable when `append` returns, all of a batch or none of it."""
+"""The log of facts in one SQLite file: a batch is written as a whole, and is durable when `append` returns."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _STEPS = (
     """,
     "ALTER TABLE events ADD COLUMN digest TEXT",
 )
-"""Each brings the file one format further; never change one that was released, add another."""
+"""Each step converts the file to the next format; add steps, never change one that was released."""
 
 # Short queries, so that a slow reader of a long log does not keep SQLite from truncating its WAL.
 _ROWS_AT_ONCE = 500
-# As bytes: a text that is no UTF-8 any more would end the question, and with it the way to what is whole.
+# As bytes: with a text that is not valid UTF-8 any more, the whole query would fail.
 _PAGE = (
     "SELECT revision, at, CAST(body AS BLOB), digest FROM events"
     " WHERE revision > ? AND revision <= ? ORDER BY revision LIMIT ?"
@@ -46,9 +46,9 @@ _log = logging.getLogger(__name__)
 
 
 class SqliteStore:
-    """See `Store`. One writer at a time: a second one, of this process or another, is refused with Conflict.
+    """See `Store`. One writer at a time: a second one, of this process or another, is a Conflict.
 
-    A full or broken disk raises StoreFailed with nothing half-written; the store goes on once the disk does.
+    A full or broken disk raises StoreFailed and leaves nothing half-written; afterwards the store can be used again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,9 +66,9 @@ class SqliteStore:
             raise
 
     def _require_same_store(self) -> None:
-        """Refuse to begin a new log where another one was: it may be on a disk that is not there today.
+        """Refuse to begin a new log in place of another, whose disk may not be mounted today.
 
-        The log's identity stands in it, and in a file beside it that outlives it.
+        The log has its identity inside, and in a file beside it.
         """
         beside = self._path.with_name(f"{self._path.name}.id")
         identity = self.setting(_IDENTITY)
@@ -83,7 +83,7 @@ class SqliteStore:
                 identity = secrets.token_hex(16)
                 self.set_setting(_IDENTITY, identity)
             if known is not None and known != identity:
-                _log.warning("%s is another cluster's log than the one that was here before", self._path)
+                _log.warning("%s is the log of another cluster than the one that was here before", self._path)
             if known != identity:
                 private_file(beside)
                 beside.write_text(f"{identity}\n", encoding="utf-8")
@@ -93,11 +93,11 @@ class SqliteStore:
         if head is not None and head.isdecimal() and int(head) > self._revision:
             raise StoreFailed(
                 f"{self._path}: the facts {self._revision + 1} to {head} are missing at the end of the log; "
-                "restore a backup; 'pollux doctor --store' says what is whole"
+                "restore a backup; 'pollux doctor --store' lists what is undamaged"
             )
 
     def append(self, events: Sequence[Event]) -> int:
-        """One transaction, on the disk before it returns; the revision of the last."""
+        """Write the events in one transaction, durably; the revision of the last."""
         if not events:
             return self._revision
         bodies = [(event.at, event_to_text(event)) for event in events]
@@ -113,7 +113,7 @@ class SqliteStore:
             return self._revision
 
     def read(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """The events that were there when reading began; another thread may write meanwhile."""
+        """The events up to the one that was last when reading began; another thread may write meanwhile."""
         last = self._revision
         with contextlib.closing(self._database.reader()) as connection:
             while after < last:
@@ -136,13 +136,13 @@ class SqliteStore:
         except UnicodeDecodeError as error:
             raise StoreFailed(f"{where} cannot be read: {error}; restore a backup") from error
         if digest is not None and digest != fact_digest(revision, at, text):
-            raise StoreFailed(f"{where} is not as it was written: its checksum differs; restore a backup")
+            raise StoreFailed(f"{where} has changed since it was written: its checksum differs; restore a backup")
         return event_from_text(text, where)
 
     def _missing(self, first: int, last: int) -> StoreFailed:
         which = f"fact {first} is" if first == last else f"the facts {first} to {last} are"
         return StoreFailed(
-            f"{self._path}: {which} missing; restore a backup; 'pollux doctor --store' says what is whole"
+            f"{self._path}: {which} missing; restore a backup; 'pollux doctor --store' lists what is undamaged"
         )
 
     @property
@@ -166,25 +166,25 @@ class SqliteStore:
             self._revision = max(self._revision, saved.revision)
 
     def load(self) -> SavedState | None:
-        """The newest snapshot whose checksum is right; None where there is none and the log is all there.
+        """The newest snapshot with a right checksum; None if there is none and the log is complete.
 
-        StoreFailed where there is none and the log's beginning was trimmed: the state cannot be known.
+        StoreFailed if there is none and the beginning of the log was trimmed, since the state is then lost.
         """
         for revision, digest, state in self._database.rows(_SNAPSHOTS):
             text = whole_snapshot(revision, digest, state)
             if text is not None:
                 self._require_next(revision)
                 return SavedState(revision, json.loads(text))
-            _log.warning("%s: the snapshot of revision %s is damaged; using what was before", self._path, revision)
+            _log.warning("%s: the snapshot of revision %s is damaged; using the one before it", self._path, revision)
         first = self._database.rows("SELECT min(revision) FROM events")[0][0]
         if self._revision and first != 1:
             raise StoreFailed(
-                f"{self._path}: no snapshot is whole and the log begins at revision {first}; restore a backup"
+                f"{self._path}: all snapshots are damaged and the log begins at revision {first}; restore a backup"
             )
         return None
 
     def _require_next(self, revision: int) -> None:
-        """The log must go on where the snapshot ends."""
+        """StoreFailed unless the log goes on where the snapshot ends."""
         following = self._database.rows("SELECT min(revision) FROM events WHERE revision > ?", (revision,))[0][0]
         if following is not None and following != revision + 1:
             raise self._missing(revision + 1, following - 1)
@@ -194,7 +194,7 @@ class SqliteStore:
         return self._database.path
 
     def trim(self, keep_after: float) -> int:
-        """Drop the oldest events that the older of two snapshots covers, up to the first that is not old enough."""
+        """Drop the oldest events that the older of two snapshots covers, up to the first that is too new."""
         with self._database.transaction() as connection:
             count, covered = connection.execute("SELECT count(*), min(revision) FROM snapshots").fetchone()
             if count < 2:
@@ -221,7 +221,7 @@ class SqliteStore:
 
 
 def whole_snapshot(revision: int, digest: str, state: bytes) -> str | None:
-    """The text of a snapshot whose checksum is right; None for any other."""
+    """The text of a snapshot; None if its checksum is wrong."""
     try:
         text = state.decode()
     except (UnicodeDecodeError, AttributeError):
@@ -230,7 +230,7 @@ def whole_snapshot(revision: int, digest: str, state: bytes) -> str | None:
 
 
 def fact_digest(revision: int, at: float, body: str) -> str:
-    """The checksum of a fact: of its number, its time and its text."""
+    """The checksum of a fact's number, time and text."""
     return hashlib.sha256(f"{revision}\n{float(at)!r}\n{body}".encode()).hexdigest()[:32]
 
 
@@ -239,7 +239,7 @@ def _digest(revision: int, text: str) -> str:
 
 
 def _is_first(connection: sqlite3.Connection, revision: int) -> bool:
-    """Whether the log begins there, since what was before was trimmed."""
+    """Whether the log begins there, as it does after `trim`."""
     return bool(connection.execute("SELECT min(revision) FROM events").fetchone()[0] == revision)
 
 

@@ -1,4 +1,4 @@
-"""Measurements over time in one SQLite file: durable when `record` returns, thinned as they age."""
+"""Measurements over time in one SQLite file; durable when `record` returns, thinned as they age."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def open_or_replace(path: Path) -> SqliteTelemetry:
-    """The measurements in that file; where it is damaged, it is put aside and a new one begun."""
+    """The measurements in that file; a damaged file is renamed, and a new one made."""
     try:
         found = SqliteTelemetry(path)
         try:
@@ -48,7 +48,7 @@ def open_or_replace(path: Path) -> SqliteTelemetry:
         if getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF not in _DAMAGED:
             raise
         aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
-        _log.warning("%s; it is put aside as %s, and charts begin anew", error, aside.name)
+        _log.warning("%s; it is renamed to %s, and charts start empty", error, aside.name)
         for suffix in ("", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
@@ -64,11 +64,11 @@ class SqliteTelemetry:
         self._warned = False
 
     def check(self) -> None:
-        """Look at each job's newest measurement; StoreFailed where the file is damaged."""
+        """Read each job's newest measurement; StoreFailed if the file is damaged."""
         self._database.rows("SELECT count(*), sum(length(body)) FROM newest")
 
     def record(self, rows: Sequence[TelemetryRow]) -> None:
-        """Write them durably, all or none; now and then, thin the series that grew."""
+        """Write all rows durably, or none; thin a series after each 64 new rows."""
         if not rows:
             return
         written = [
@@ -96,7 +96,7 @@ class SqliteTelemetry:
         return {row.job_id: row for row in rows if row is not None}
 
     def _row(self, job_id: str, at: float, kind: str, body: bytes) -> TelemetryRow | None:
-        """A measurement; None, and one line in the log, for one that cannot be read any more."""
+        """A measurement; None if it is damaged, with one warning for all of them."""
         try:
             values = json.loads(body)
         except (ValueError, TypeError):
@@ -106,7 +106,9 @@ class SqliteTelemetry:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "%s: a measurement of job '%s' is damaged; such ones are left out", self._database.path, job_id
+                "%s: a measurement of job '%s' is damaged; damaged measurements are left out",
+                self._database.path,
+                job_id,
             )
         return None
 

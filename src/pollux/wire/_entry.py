@@ -1,4 +1,4 @@
-"""One value of a job file or a request, with where it stands, so that every complaint names place, value and remedy."""
+"""A value of a job file or a request with its place, so that every error names place, value and remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOWHERE: Mapping[str, str] = {}
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: short whatever it is, and never the cause of an error itself."""
+    """A value as errors show it: always short, and never an error itself."""
     if value is None or isinstance(value, bool):
         return _JSON_WORDS[value]
     if isinstance(value, str):
@@ -50,7 +50,7 @@ def path_text(path: Iterable[str | int]) -> str:
 
 
 def text_fault(value: str, longest: int = MAX_TEXT) -> str | None:
-    """What is wrong with a string wherever it comes from, as a remedy; None: nothing."""
+    """The remedy for a string that is too long or not UTF-8; None if it is fine."""
     if len(value) > longest:
         return f"give at most {longest} characters, these are {len(value)}"
     if not value.isascii():
@@ -63,7 +63,7 @@ def text_fault(value: str, longest: int = MAX_TEXT) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where values are from: a name for people, and for files the line and the spelling of each plain scalar."""
+    """The source of values: its name, and for files the lines and the spellings of plain scalars."""
 
     name: str
     lines: Mapping[Path, int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value at a path of its origin. The readers return it checked, or refuse."""
+    """A value at a path of its origin. The methods for each type return the checked value, or raise InvalidInput."""
 
     value: Any
     origin: Origin
@@ -80,14 +80,14 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """Place and key, the beginning of every message: `job.yaml line 3: gpus`."""
+        """Place and key, with which every error begins: `job.yaml line 3: gpus`."""
         line = self.origin.lines.get(self.path)
         place = f"{self.origin.name} line {line}" if line is not None else self.origin.name
         return ": ".join(part for part in (place, path_text(self.path)) if part)
 
     @property
     def spelling(self) -> str | None:
-        """A plain scalar of a file as it was written; None for quoted ones and outside of files."""
+        """A plain scalar as the file spells it; None if it was quoted, or is not from a file."""
         return self.origin.spellings.get(self.path)
 
     def refuse(self, remedy: str) -> NoReturn:
@@ -101,7 +101,7 @@ class Entry:
         return Entry(self.value[key], self.origin, (*self.path, key))
 
     def keys(self, known: Iterable[str], remedy: str, elsewhere: Mapping[str, str] = _NOWHERE) -> list[str]:
-        """The keys of a mapping, all of them among `known`; `elsewhere` says where others belong."""
+        """The keys of a mapping, which must be `known`; `elsewhere` says where misplaced keys belong."""
         if not isinstance(self.value, Mapping):
             self.refuse(remedy)
         known = list(known)
@@ -113,7 +113,7 @@ class Entry:
         return list(self.value)
 
     def text(self, remedy: str) -> str:
-        """A string that is neither blank nor holds NUL."""
+        """A string that is not blank and has no NUL."""
         if not isinstance(self.value, str) or not self.value.strip() or "\0" in self.value:
             self.refuse(remedy)
         fault = text_fault(self.value)
@@ -122,7 +122,7 @@ class Entry:
         return self.value
 
     def word(self, remedy: str) -> str:
-        """A string, or a number or truth value as a string: as it was written, where that is known."""
+        """A string, or a number or boolean as a string, in its spelling in the file."""
         text = self.value
         if text is not None and self.spelling is not None:
             text = self.spelling
@@ -162,5 +162,5 @@ class Entry:
         return [self.at(index) for index in range(len(self.value))]
 
     def one_or_more(self, remedy: str) -> list[Entry]:
-        """The items of a list, or the value itself where it is one string."""
+        """The items of a list, or the value itself if it is a string."""
         return [self] if isinstance(self.value, str) else self.items(remedy)

@@ -1,4 +1,4 @@
-"""The keys of a job file one by one: each value checked and turned into fields of a `JobRequest`."""
+"""Checks the keys of a job file one by one, and turns their values into fields of a `JobRequest`."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def is_job_name(name: str) -> bool:
 
 
 def legal_name(text: str) -> str:
-    """The closest legal name of a job for any text; `job` where nothing of it can be used."""
+    """A legal job name from any text, or `job`."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", text[:200].lower())
     return plain.strip("-._")[:63].strip("-._") or "job"
 
 
 def read_run(entry: Entry) -> tuple[str, ...]:
-    """The command as a list of words; through `sh -c` where it is one string that needs a shell."""
+    """The command as a list of words; a string with shell syntax is run by `sh -c`."""
     if isinstance(entry.value, list | tuple):
         words = tuple(item.word("give words as strings or numbers") for item in entry.items(RUN_REMEDY))
         if not words or not words[0].strip():
@@ -62,7 +62,7 @@ def read_run(entry: Entry) -> tuple[str, ...]:
 
 
 def read_checkpoint(entry: Entry, workdir: str, expand: bool) -> CheckpointRequest:
-    """The checkpoint settings, their folder from `workdir`; `expand`: a leading ~ is this user's home."""
+    """The checkpoint settings; the folder is relative to `workdir`. With `expand`, a leading ~ is the user's home."""
     remedy = "give a mapping such as {dir: ./ckpt, every: 10min, keep: 2}"
     keys = entry.keys(("dir", "every", "keep"), remedy)
     folder = every = keep = None
@@ -145,7 +145,7 @@ def _without_repeats(names: list[str], entries: list[Entry]) -> tuple[str, ...]:
     seen: set[str] = set()
     for name, entry in zip(names, entries, strict=True):
         if name in seen:
-            entry.refuse("it is there twice; give it once")
+            entry.refuse("it is given twice; give it once")
         seen.add(name)
     return tuple(names)
 

@@ -1,6 +1,6 @@
-"""One YAML 1.2 document as plain values with their lines: no tags, no anchors, no key twice, bounded in every way.
+"""Reads one YAML 1.2 document as plain values with their lines; without tags, anchors and repeated keys, with limits.
 
-The events of the reader are put together here, so that nothing recurses and no object is ever constructed.
+Values are built from the parser's events, without recursion and without constructing objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_KEY = object()
 
 
 def read_yaml(text: str, name: str) -> tuple[Any, Origin]:
-    """The value of the one document in `text`, and where each part of it stands; `name` is that of the file."""
+    """The value of the document in `text`, and the place of each part; `name` is the file's name."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.reader import ReaderError
@@ -36,18 +36,18 @@ def read_yaml(text: str, name: str) -> tuple[Any, Origin]:
     document = _Document(name)
     try:
         for event in YAML(typ="safe", pure=True).parse(text):
-            document.take(event)
+            document.add_event(event)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
         raise InvalidInput(f"{name} line {line}: not YAML: {_one_line(error.problem or error.context)}") from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise InvalidInput(f"{name} line {line}: character {shown(chr(error.character))} is not taken") from error
+        raise InvalidInput(f"{name} line {line}: character {shown(chr(error.character))} is not allowed") from error
     except YAMLError as error:
         raise InvalidInput(f"{name}: not YAML: {_one_line(str(error))}") from error
     except (ArithmeticError, LookupError, ValueError) as error:
-        # The reader itself trips over some damaged documents, such as escapes beyond Unicode.
+        # The parser raises these for some damaged documents, such as escapes beyond Unicode.
         raise InvalidInput(f"{name}: not YAML: {_one_line(str(error)) or 'it cannot be read'}") from error
     return document.value, Origin(name, document.lines, document.spellings)
 
@@ -57,7 +57,7 @@ def _one_line(text: object) -> str:
 
 
 def _scalar(text: str) -> Any:
-    """A plain scalar by the core schema of YAML 1.2: `yes`, `010` and `1:16` are not what they were in 1.1."""
+    """A plain scalar by the core schema of YAML 1.2, in which `yes`, `010` and `1:16` differ from 1.1."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -70,7 +70,7 @@ def _scalar(text: str) -> Any:
 
 
 def _joined(text: str) -> str:
-    """The halves that JSON escapes a character beyond 16 bits with, put together: JSON files are read here too."""
+    """The text with surrogate pairs joined: JSON files, which are read here too, escape characters by them."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
@@ -78,7 +78,7 @@ def _joined(text: str) -> str:
 
 @dataclass(slots=True)
 class _Open:
-    """A mapping or list whose end has not come; `key` is the one that waits for its value."""
+    """A mapping or list that has not ended; `key` is the key whose value comes next."""
 
     container: dict[str, Any] | list[Any]
     path: Path
@@ -94,20 +94,20 @@ class _Document:
     _open: list[_Open] = field(default_factory=list)
     _documents: int = 0
 
-    def take(self, event: Any) -> None:
+    def add_event(self, event: Any) -> None:
         line = event.start_mark.line + 1
         kind = type(event).__name__
         if kind == "DocumentStartEvent":
             self._start(event, line)
         elif kind == "AliasEvent" or getattr(event, "anchor", None) is not None:
-            self._refuse(line, "anchors (&) and aliases (*) are not taken: write the value out")
+            self._refuse(line, "anchors (&) and aliases (*) are not allowed: write the value out")
         elif kind in ("MappingStartEvent", "SequenceStartEvent"):
             self._check_tag(event, line, {"map", "seq"})
             self._begin({} if kind == "MappingStartEvent" else [], line)
         elif kind in ("MappingEndEvent", "SequenceEndEvent"):
             self._open.pop()
         elif kind == "ScalarEvent":
-            self._take_scalar(event, line)
+            self._add_scalar(event, line)
 
     def _start(self, event: Any, line: int) -> None:
         self._documents += 1
@@ -116,21 +116,21 @@ class _Document:
         if event.version is not None and tuple(event.version) != (1, 2):
             self._refuse(line, "this is read as YAML 1.2: take the %YAML line out")
 
-    def _take_scalar(self, event: Any, line: int) -> None:
+    def _add_scalar(self, event: Any, line: int) -> None:
         self._check_tag(event, line, {"str"})
         plain = event.style in (None, "") and event.tag is None
         top = self._open[-1] if self._open else None
         if top is not None and isinstance(top.container, dict) and top.key is _NO_KEY:
-            self._take_key(top, _joined(event.value), line)
+            self._add_key(top, _joined(event.value), line)
             return
         path = self._put(_scalar(event.value) if plain else _joined(event.value), line)
         if plain:
             self.spellings[path] = event.value
 
-    def _take_key(self, top: _Open, key: str, line: int) -> None:
+    def _add_key(self, top: _Open, key: str, line: int) -> None:
         if key in top.container:
             first = self.lines[(*top.path, key)]
-            self._refuse(line, f"key {shown(key)} is there twice, first in line {first}: give it once")
+            self._refuse(line, f"key {shown(key)} is given twice, first in line {first}: give it once")
         self.lines[(*top.path, key)] = line
         top.key = key
 
@@ -140,7 +140,7 @@ class _Document:
         self._open.append(_Open(container, self._put(container, line)))
 
     def _put(self, value: Any, line: int) -> Path:
-        """Store the value where it belongs; its path."""
+        """Store the value in the open container; its path."""
         if not self._open:
             self.value = value
             return ()
@@ -161,7 +161,7 @@ class _Document:
     def _check_tag(self, event: Any, line: int, taken: set[str]) -> None:
         tag = None if event.tag is None else str(event.tag)
         if tag is not None and tag != "!" and tag.removeprefix("tag:yaml.org,2002:") not in taken:
-            self._refuse(line, f"the tag {shown(tag)} is not taken: give the plain value")
+            self._refuse(line, f"the tag {shown(tag)} is not allowed: give the plain value")
 
     def _refuse(self, line: int, fault: str) -> NoReturn:
         raise InvalidInput(f"{self.name} line {line}: {fault}")

@@ -1,6 +1,6 @@
-"""Wire values to plain JSON values and back, strictly: nothing unknown, missing, of another type or without bounds.
+"""Converts requests and answers to plain JSON values and back; refuses unknown, missing, wrong and oversized values.
 
-Which values there are is in `job`, `report` and `status`; the spelling that people write is in `jobfile`.
+The classes are in `job`, `report` and `status`; `jobfile` reads the spelling that people write.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from pollux.wire.dataclass_codec import (
 __all__ = ["MAX_BODY_BYTES", "decode", "decode_json", "encode", "encode_json"]
 
 MAX_BODY_BYTES = 1_048_576
-"""The most that `decode_json` and the job file take at once."""
+"""The largest body for `decode_json`, and the largest job file."""
 
 T = TypeVar("T")
 
 
 def encode(value: object) -> Any:
-    """The value as dicts, lists, strings, numbers, booleans and None, the same that `json.loads` would give.
+    """The value as dicts, lists, strings, numbers, booleans and None, as `json.loads` would return it.
 
-    Nothing is dropped: None stays None. Refuses what JSON cannot hold, infinite numbers included; length has no limit.
+    None stays None. Refuses what JSON cannot hold, such as infinite numbers; has no limit of length.
     """
     try:
         return _write(value)
@@ -44,10 +44,10 @@ def encode(value: object) -> Any:
 
 
 def decode(kind: type[T], value: object, where: str = "") -> T:
-    """The dataclass `kind` from the JSON value that `encode` made of it, or of a client's.
+    """The dataclass `kind` from a JSON value of `encode`, or of a client.
 
-    Fields with a default may be missing; lists become tuples; whole numbers are taken for floats. All else that
-    does not fit is refused with its path; `where` names the source at the beginning of the message.
+    Fields with a default may be missing, lists become tuples, and whole numbers become floats. Any other difference is
+    refused with its path; errors begin with `where`, the name of the source.
     """
     try:
         return typing.cast("T", _read(kind, value))
@@ -61,7 +61,7 @@ def encode_json(value: object) -> str:
 
 
 def decode_json(text: bytes | str, where: str = "") -> Any:
-    """The JSON value of a body or file: UTF-8, no key twice, no NaN, at most `MAX_BODY_BYTES`."""
+    """The JSON value of a body or file: UTF-8, without repeated keys and NaN, at most `MAX_BODY_BYTES`."""
     if len(text) > MAX_BODY_BYTES:
         raise TooLarge(f"{where or 'the body'} has {len(text)} bytes: give at most {MAX_BODY_BYTES}")
     try:
@@ -100,7 +100,7 @@ def _no_constant(name: str) -> float:
 
 
 def _read_text(value: Any) -> str:
-    """A string of a client, which has bounds."""
+    """A string of a client, of limited length."""
     fault = text_fault(read_text(value))
     if fault is not None:
         raise Misfit(f"is {shown(value)}: {fault}")
@@ -108,7 +108,7 @@ def _read_text(value: Any) -> str:
 
 
 def _write_text(value: str, depth: int) -> str:
-    """A string of ours: whatever its length, it must come out."""
+    """A string of the service, of any length."""
     fault = text_fault(value, len(value))
     if fault is not None:
         raise Misfit(f"is {shown(value)}: {fault}")

@@ -1,7 +1,7 @@
-"""Dataclasses as plain JSON values and back by tables of rules: `ValueWriter` and `ValueReader`.
+"""Converts dataclasses to plain JSON values and back, by tables of rules: `ValueWriter` and `ValueReader`.
 
-What may be written and how long it may be is in the tables of each use: `codec` for requests and answers, `live.codec`
-for the live protocol, and `pollux.controller.codec` for events. A rule is found, or made, once for each class or type.
+Each use has its own tables of types and limits: `codec` for requests and answers, `live.codec` for the live protocol,
+and `pollux.controller.codec` for events. The rule of a class is found or made once.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 Reader = Callable[[Any], Any]
-"""From a plain value to the value that it stands for; raises `Misfit`."""
+"""Converts a plain value; raises `Misfit`."""
 
 Writer = Callable[[Any, int], Any]
-"""From a value and the number of values it is inside of to a plain value; raises `Misfit`."""
+"""Converts a value, given its depth, to a plain value; raises `Misfit`."""
 
 Unwritten = Mapping[type, Iterable[str]]
 """Fields of dataclasses that are neither written nor read."""
@@ -47,20 +47,20 @@ _LARGEST = sys.float_info.max
 
 
 class Misfit(Exception):
-    """A value does not fit; each container on the way out appends its part to `path`, the innermost first."""
+    """A value does not fit; each container around it appends its part to `path`, the innermost first."""
 
     def __init__(self, fault: str, *path: str | int) -> None:
         self.fault = fault
         self.path: list[str | int] = list(path)
 
     def message(self, where: str) -> str:
-        """What does not fit: the source `where`, the path there and the fault with its remedy."""
+        """The error text: the source `where`, the path, and the fault with its remedy."""
         label = ": ".join(part for part in (where, path_text(reversed(self.path))) if part)
         return f"{label or 'the value'} {self.fault}"
 
 
 def instead_of(value: object, wanted: str) -> Misfit:
-    """A value does not fit where `wanted` is to be given."""
+    """The `Misfit` of a value in place of which `wanted` must be given."""
     return Misfit(f"is {shown(value)}: give {wanted}")
 
 
@@ -91,7 +91,7 @@ def read_number(value: Any) -> float:
     """A finite number."""
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise instead_of(value, "a number")
-    # The comparison is exact for whole numbers too long for a float.
+    # The comparison is exact even for whole numbers that no float can hold.
     if not -_LARGEST <= value <= _LARGEST:
         raise instead_of(value, "a finite number")
     return float(value)
@@ -110,11 +110,11 @@ SCALAR_READERS: Mapping[Any, Reader] = {
     float: read_number,
     type(None): _read_nothing,
 }
-"""What each use of the codec starts from; it replaces those that are to be stricter, or less strict."""
+"""The common readers; each use replaces those that it wants stricter or less strict."""
 
 
 def as_it_is(value: Any, depth: int) -> Any:
-    """The writer of what is plain already."""
+    """The writer of values that are plain already."""
     return value
 
 
@@ -228,7 +228,7 @@ class ValueReader:
         return self.reader(kind)(value)
 
     def reader(self, kind: Any) -> Reader:
-        """What reads values of a type; TypeError for a type that has no rule, which is our mistake."""
+        """The reader of a type; TypeError for a type without a rule, which is a mistake in Pollux."""
         found = self._readers.get(kind)
         if found is None:
             found = self._readers[kind] = self._new_reader(kind)
@@ -339,7 +339,7 @@ _READER_OF_ORIGIN: Mapping[Any, Callable[[ValueReader, tuple[Any, ...]], Reader]
 
 
 def _word_reader(words: list[tuple[Any, Any]]) -> Reader:
-    """Reads one of some words, each with the value that it stands for."""
+    """A reader of fixed words, each with its value."""
 
     def read(value: Any) -> Any:
         for written, word in words:
@@ -359,7 +359,7 @@ def _first_that_fits(readers: list[Reader]) -> Reader:
                 return read_one(value)
             except Misfit as misfit:
                 misfits.append(misfit)
-        # The alternative that went furthest into the value is the one that was meant.
+        # The alternative that could read most of the value was probably meant.
         raise max(misfits, key=lambda misfit: len(misfit.path))
 
     return read

@@ -1,4 +1,4 @@
-"""The environment variables of Pollux, all of them, with what they mean. Who reads and sets them is elsewhere."""
+"""All environment variables of Pollux, with their meaning."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ __all__ = ["JOB_VARIABLES", "TORCHRUN_VARIABLES", "USER_VARIABLES"]
 
 JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_JOB": "name of the job, shown in its receipt",
-    "POLLUX_GENERATION": "how often the job was placed so far; goes up at every re-allocation",
+    "POLLUX_GENERATION": "number of the generation: it rises at every start and re-allocation",
     "POLLUX_RUN_ID": "the same for all generations of a job, another for every job: its run's name in trackers",
-    "POLLUX_URL": "where the job's agent reports to; unset: nowhere",
-    "POLLUX_JOB_TOKEN": "what the agent shows there; it can report and read this one job only",
-    "POLLUX_CA": "certificate that the agent trusts there beside the system's, as PEM text; POLLUX_CA_FILE where unset",
-    "POLLUX_CA_FILE": "certificate that the agent trusts there beside the system's; unset: only those",
+    "POLLUX_URL": "address to which the job's agent reports; unset: it does not report",
+    "POLLUX_JOB_TOKEN": "token of the agent, with which it can report and read this one job only",
+    "POLLUX_CA": "certificate of the service that the agent trusts, as PEM text; by default POLLUX_CA_FILE",
+    "POLLUX_CA_FILE": "file with that certificate; unset: only the system's certificates are trusted",
     "POLLUX_CHECKPOINT_DIR": "folder for checkpoints where the script names none",
     "POLLUX_CHECKPOINT_EVERY": "seconds between two checkpoints where the script names none",
     "POLLUX_NOTICE_SECONDS": "notice that nodes give before they are taken back; a job that saves slower saves ahead",
-    "POLLUX_CHECKPOINT_KEEP": "how many checkpoints are kept where the script does not say",
+    "POLLUX_CHECKPOINT_KEEP": "number of checkpoints to keep where the script names none",
     "POLLUX_OUTPUT_DIR": "folder for the receipt where the script names none",
-    "POLLUX_NUM_NODES": "nodes that the replicas are on, where LOCAL_WORLD_SIZE does not tell",
+    "POLLUX_NUM_NODES": "number of nodes with replicas, where LOCAL_WORLD_SIZE does not say",
     "POLLUX_TIMEOUT": "seconds after which a collective that never completes is an error",
     "POLLUX_BATCH_SIZE": "the initial batch of the job file; the script's own wins where it names one",
     "POLLUX_MAX_BATCH_SIZE": "the ceiling of the batch of the job file; the script's own wins where it names one",
-    "POLLUX_ADAPT": "'0': the batch stays the initial one, whatever ceiling is named, as under a policy of fixed sizes",
+    "POLLUX_ADAPT": "'0': the batch stays the initial one, even with a largest batch; set by rigid policies",
     "POLLUX_MAX_LOCAL_BATCH": "the largest batch for one GPU: of the job file, or learned from running out of memory",
-    "POLLUX_STOPPED_AT": "when the replicas before these took their last step, seconds since 1970: for the pause",
+    "POLLUX_STOPPED_AT": "time of the last step of the replicas before, in seconds since 1970, to measure the pause",
     "POLLUX_STORE": "host:port of the job's store, where its replicas agree on changes of their number; unset: none",
     "POLLUX_STORE_SECRET": "host:port of the store where replicas meet, and the secret by which it knows them",
     "POLLUX_JOIN": "'1': this replica joins a job that runs, and gets its state from the others",
@@ -35,7 +35,7 @@ JOB_VARIABLES: Mapping[str, str] = {
 USER_VARIABLES: Mapping[str, str] = {
     "POLLUX_HOME": "folder of the service's store, tokens and logs; ~/.local/state/pollux where unset",
     "POLLUX_SERVER": "address of the service that the command line talks to; found in POLLUX_HOME where unset",
-    "POLLUX_TOKEN": "the token it shows; read from POLLUX_HOME where unset",
+    "POLLUX_TOKEN": "token of the command line; read from POLLUX_HOME where unset",
     "POLLUX_HANG_SECONDS": "silence after which a replica counts as hung and is ended, for local jobs; 30 where unset",
 }
 """Read by the command line and the service."""
@@ -54,4 +54,4 @@ TORCHRUN_VARIABLES: Mapping[str, str] = {
     "MASTER_PORT": "its port",
     "CUDA_VISIBLE_DEVICES": "the GPUs of this node that the job was given",
 }
-"""Set by the launcher with torchrun's meaning, never by a job file; so are all that begin with `TORCHELASTIC_`."""
+"""Set by the launcher with torchrun's meaning, like all `TORCHELASTIC_` variables; a job file must not set them."""

@@ -1,4 +1,4 @@
-"""Where the service keeps what: one folder, and what lies in it. Who reads and writes it is elsewhere."""
+"""The files and folders in the service's home."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 def service_file(home: Path) -> Path:
-    """How to reach the running service: JSON with `url`, `pid`, `started_at` and `version`."""
+    """The address of the running service: JSON with `url`, `pid`, `started_at` and `version`."""
     return home / "service.json"
 
 
 def ca_file(home: Path) -> Path:
-    """The certificate that the service shows, where it has one: trusted by commands and agents on this machine."""
+    """The certificate of the service, if it has one; commands and agents on this machine trust it."""
     return home / "ca.pem"
 
 
@@ -54,7 +54,7 @@ def telemetry_file(home: Path) -> Path:
 
 
 def checkpoint_folder(home: Path, job_id: str) -> Path:
-    """A job's checkpoints where its file names no folder."""
+    """A job's checkpoints, if its file names no folder."""
     return home / "checkpoints" / _part(job_id)
 
 
@@ -64,7 +64,7 @@ def receipt_folder(home: Path, job_id: str) -> Path:
 
 
 def _part(job_id: str) -> str:
-    """The id, which must stay one part of a path."""
+    """The id as one part of a path; InvalidInput if it could be more."""
     if not job_id or job_id.startswith(".") or "/" in job_id or "\0" in job_id:
         raise InvalidInput(f"job id {job_id!r:.80} cannot name a folder: give the id of a job")
     return job_id

@@ -1,4 +1,4 @@
-"""What a user submits, read and checked: one shape for every backend. How a job file is read is in `jobfile`."""
+"""A user's request for a job, read and checked; `jobfile` reads job files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 BARE_PYTHON = frozenset({"python", "python3", f"python3.{sys.version_info.minor}"})
-"""Commands that mean the interpreter of Pollux where they run, unless the job sets a PATH of its own."""
+"""Commands that stand for the interpreter of Pollux where they run, unless the job sets its own PATH."""
 
 Priority = Literal["low", "normal", "high"]
 """How much a job counts beside others."""
@@ -28,7 +28,7 @@ PRIORITY_WEIGHTS: Mapping[Priority, float] = {"low": 0.25, "normal": 1.0, "high"
 """The weight of each priority in the policies' objective."""
 
 OnResize = Literal["live", "restart", "never"]
-"""How a job's GPUs may change while it runs; `never` makes it rigid. Elastic jobs that say nothing change `live`."""
+"""How a job's GPUs may change while it runs; `never` makes it rigid. The default of elastic jobs is `live`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What each GPU's replica needs beside the GPU; 0: not counted. `gpu_types` empty: any.
+    """What each replica needs beside its GPU; 0: not counted. `gpu_types` empty: any.
 
-    `mixed_types`: its replicas may be on GPUs of different types at a time.
+    `mixed_types`: replicas may run on GPUs of different types at the same time.
     """
 
     cpus: float = 0.0
@@ -55,7 +55,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """Where and how often the agent saves; None where the script decides or the service gives a folder of its own."""
+    """Where and how often the agent saves; None: the script decides, or the service chooses the folder."""
 
     dir: str | None = None
     every_seconds: float | None = None
@@ -64,7 +64,7 @@ class CheckpointRequest:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job as the service takes it. `run` is the command and its arguments; `workdir` is absolute.
+    """A job as it is submitted. `run` is the command and its arguments; `workdir` is absolute.
 
     `preemptible` None means: elastic jobs are, rigid ones (`on_resize` `never`, or one number of GPUs) are not.
     """
@@ -89,16 +89,16 @@ class JobRequest:
 
     @property
     def is_rigid(self) -> bool:
-        """Whether it must keep its GPUs once it has them: said so, or one fixed number of GPUs and nothing said."""
+        """Whether it must keep its GPUs once it has them: `on_resize` says so, or by default for one number of GPUs."""
         if self.on_resize is None:
             return self.min_gpus == self.max_gpus
         return self.on_resize == "never"
 
     @property
     def is_live(self) -> bool:
-        """Whether its replicas may change while they run: it is elastic, and nobody asked for restarts.
+        """Whether live resizes are allowed: it is elastic, and `on_resize` is not `restart`.
 
-        Whether they can is another question, which its agent answers; without one they restart.
+        Its agent reports whether they are possible; without an agent, the job restarts.
         """
         return not self.is_rigid and self.on_resize != "restart"
 

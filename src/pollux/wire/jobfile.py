@@ -1,6 +1,6 @@
-"""The job file: what people write, read into a `JobRequest` and written back. The same keys arrive as JSON.
+"""Reads job files, and requests with the same keys as JSON, into a `JobRequest`, and writes them.
 
-Whether folder and command exist is a question for the machine that submits: `check_paths`.
+`check_paths` checks whether folder and command exist on this machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ JOB_KEYS = (
     "on_resize",
     "checkpoint",
 )
-"""Every key of a job file; `run` is the only one that must be there."""
+"""Every key of a job file; only `run` is required."""
 
 _BELONG = {
     key: f"write it as {mapping}: {{{key}: ...}}"
@@ -62,7 +62,7 @@ _FILE_NAMES_THAT_SAY_NOTHING = ("job", "pollux", "stdin", "-")
 
 
 def read_job_file(path: str | os.PathLike[str]) -> JobRequest:
-    """The job of a YAML 1.2 file. Relative folders are from the file's own; a missing name is made from the file's."""
+    """The job of a YAML 1.2 file. Relative folders are relative to its folder; the default name is the file's."""
     name = os.fspath(path)
     value, origin = read_yaml(_read_text(name), name)
     if value is None:
@@ -75,15 +75,15 @@ def read_job_file(path: str | os.PathLike[str]) -> JobRequest:
 def parse_job(mapping: object, workdir: str | None = None, where: str = "job", name: str | None = None) -> JobRequest:
     """The job of a mapping with the keys of the job file, such as the body of a request.
 
-    Relative folders are from `workdir`; None: the mapping must name an absolute one. `where` begins every message.
-    `name` is what the name is made from where none is given; None: the command.
+    Folders are relative to `workdir`; None: the mapping must name an absolute one. Errors begin with `where`. Without
+    a name, the job gets `name`, or the name of its command.
     """
     base = None if workdir is None else os.path.abspath(workdir)
     return _parse(Entry(mapping, Origin(where)), base, name)
 
 
 def job_to_mapping(request: JobRequest) -> dict[str, Any]:
-    """The job as `parse_job` takes it, in plain JSON values: seconds, bytes, lists; keys without a value left out."""
+    """The job as a mapping for `parse_job`, of plain JSON values; keys without a value are left out."""
     low, high = request.min_gpus, request.max_gpus
     found: dict[str, Any] = {
         "name": request.name,
@@ -116,7 +116,7 @@ def job_to_mapping(request: JobRequest) -> dict[str, Any]:
 
 
 def check_paths(request: JobRequest) -> tuple[str, ...]:
-    """What of the job is not on this machine: folder, command, the script of a Python command. Empty: all is there."""
+    """An error for each of folder, command and Python script that is not on this machine."""
     if not os.path.isdir(request.workdir):
         what = "is not a folder" if os.path.exists(request.workdir) else "does not exist"
         return (f"{request.name}: workdir {request.workdir} {what}: create it, or name another",)
@@ -129,7 +129,7 @@ def check_paths(request: JobRequest) -> tuple[str, ...]:
 
 
 def is_elsewhere(request: JobRequest) -> bool:
-    """Whether the job's folder is not on this machine, or is another of that name: without what the job runs of it."""
+    """Whether the job's folder is on another machine: it is not here, or lacks the command or script of the job."""
     if not os.path.isdir(request.workdir):
         return True
     command, script = request.run[0], _script(request)
@@ -138,7 +138,7 @@ def is_elsewhere(request: JobRequest) -> bool:
 
 
 def _script(request: JobRequest) -> str:
-    """The script of a Python command; empty where there is none."""
+    """The script of a Python command; empty if there is none."""
     script = request.run[1] if len(request.run) > 1 else ""
     return script if os.path.basename(request.run[0]).startswith("python") and script.endswith(".py") else ""
 
@@ -194,7 +194,7 @@ def _check_together(request: JobRequest, given: Mapping[str, Entry]) -> None:
 
 
 def _last_part(run: tuple[str, ...]) -> str:
-    """What a command is called after: its script or module where it has one, else the command."""
+    """The name for a command: of its script or module if it has one, else of the program."""
     if run[:2] == ("sh", "-c") and len(run) == 3:
         run = (*run[2].split(), "")
     scripts = [word for word in run if word.endswith((".py", ".sh"))]

@@ -1,4 +1,4 @@
-"""How people write durations, sizes and GPU ranges, read into seconds, bytes and bounds."""
+"""Reads durations, sizes and GPU ranges as people write them, into seconds, bytes and bounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_BYTES = 2.0**60
 def parse_duration(value: object, what: str = "duration", low: float = 0.0, high: float = _MAX_SECONDS) -> float:
     """Seconds of `90`, `90s`, `10min`, `24h`, `2d` or `1h30min`; a bare number is seconds.
 
-    `what` names the thing in the message; what is not from `low` to `high` seconds is refused.
+    `what` names the value in errors; it must be from `low` to `high` seconds.
     """
     seconds = _plain(value)
     if seconds is None and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What a job's agent tells the service now and then: where training stands, and the model it has learned."""
+"""The reports of a job's agent to the service: the state of training, and the learned model."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = [
 REPORT_VERSION = 1
 
 LARGEST_NUMBER = 1e30
-"""No number of a training job is larger; sums and products of those that are taken stay far from infinity."""
+"""The largest number in a report, so that sums and products stay far from infinity."""
 
 SMALLEST_NUMBER = 1e-30
-"""No number of a training job is nearer to zero, but zero itself; what is divided by one stays far from infinity."""
+"""The smallest number in a report, beside zero, so that ratios stay far from infinity."""
 
 LARGEST_SECONDS = 1e9
-"""No part of a step takes longer, in seconds."""
+"""The longest time of a part of a step, in seconds."""
 
 MOST_ERROR_CHARACTERS = 500
 """No `checkpoint_error` is longer."""
 
 LARGEST_BATCH = 10**12
-"""No batch of a model is larger, in samples."""
+"""The largest batch of a model, in samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ class Report:
 
     `progress` and `total_progress` are in useful samples (the unit of goodput); `throughput` in samples per second,
     `efficiency` useful samples per sample, `goodput` useful samples per second. `resize_seconds` is the measured
-    pause of this job's last re-allocation, `resize_kind` what that was: "grow", "shrink", "move", "recover" (all in
-    living processes) or "restart"; empty where it is not known. `live`: its replicas can follow a re-allocation without
-    ending. `checkpoint_seconds` is how long the newest checkpoint took until it was whole, `checkpoint_error` why the
-    last one could not be written, else empty. `final` marks the last report of a job that is done. Numbers are zero, or
-    between `SMALLEST_NUMBER` and `LARGEST_NUMBER` in size; a loss or metric beyond the largest is taken for unknown.
+    pause of this job's last re-allocation, `resize_kind` its kind: "grow", "shrink", "move", "recover" (all live) or
+    "restart"; empty if it is unknown. `live`: the job can follow live resizes. `checkpoint_seconds` is the time in
+    which the newest checkpoint was written, `checkpoint_error` why the last one could not be, else empty. `final` marks
+    the last report of a job that is done. Numbers are zero, or from `SMALLEST_NUMBER` to `LARGEST_NUMBER` in size; a
+    larger loss or metric counts as unknown.
     """
 
     generation: int
@@ -124,7 +124,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReportReply:
-    """What the agent gets back: when to report next, and the largest local batch it may try (None: no limit known)."""
+    """The answer to a report: when to report next, and the largest local batch (None: no limit is known)."""
 
     report_every_seconds: float = 30.0
     local_batch_max: int | None = None

@@ -1,4 +1,4 @@
-"""What people and pages are told about jobs, nodes and the service. Times are seconds since 1970 by its clock."""
+"""The state of jobs, nodes and the service, for people and pages. Times are seconds since 1970 on its clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Eta:
 
 @dataclass(frozen=True, slots=True)
 class ReasonStatus:
-    """Why a job has what it has: the policy's own word and numbers, sentences made of them, the `jobs` they name."""
+    """Why a job has its GPUs: the code and numbers of the reason, a sentence made of them, and the `jobs` it names."""
 
     code: str
     at: float
@@ -34,10 +34,10 @@ class JobStatus:
     """One job. `progress` is a share from 0 to 1; `goodput` useful samples per second, `throughput` samples per second.
 
     `gpus` are those it holds now, `placement` where. `crashes` counts against `retries`; `restarts` are re-allocations.
-    `resize_seconds` is what the next one is expected to cost, `resize_kind` how it will come about (`live` in living
-    processes, or `restart`), `resize_costs` the median of its last pauses by kind. `outdated`: progress, batch and ETA
-    are from before it was given its present GPUs; its next report renews them. `fairness` is finish-time fairness at
-    the moment of the answer; None where it cannot be told.
+    `resize_seconds` is the expected pause of the next one, `resize_kind` how it will be done (`live` or `restart`),
+    `resize_costs` the median of its last pauses by kind. `outdated`: progress, batch and ETA are from before it got its
+    present GPUs; its next report renews them. `fairness` is finish-time fairness at the moment of the answer; None if
+    it is unknown.
     """
 
     id: str
@@ -85,10 +85,10 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will happen to a job that is submitted now: the policy's own answer for it.
+    """What will happen to a job that is submitted now, by the policy's own answer.
 
-    `gpus` 0: it waits, `behind` names who holds what it needs. `low_gpus` to `high_gpus` is the predicted range.
-    `note` is what else its submitter should know, such as that its queue is new; empty where there is nothing.
+    `gpus` 0: it waits, and `behind` names the jobs in its way. `low_gpus` to `high_gpus` is the predicted range. `note`
+    is a hint for its submitter, such as that its queue is new; often empty.
     """
 
     job_id: str
@@ -104,7 +104,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node: GPUs (or CPU slots, `gpu_type` `cpu`) and who holds how many."""
+    """One node: its GPUs (or CPU slots, `gpu_type` `cpu`), and how many each job holds."""
 
     id: str
     gpus: int
@@ -116,7 +116,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """One queue: its weight, its cap (None: none), what its jobs hold together."""
+    """One queue: its weight, its quota (None: none), and the GPUs that its jobs hold together."""
 
     name: str
     weight: float = 1.0
@@ -127,10 +127,10 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """The service about itself.
+    """The state of the service.
 
     `interval_seconds` is the length of a round, `at_stop` what happens to jobs when it stops: `stop` or `keep`.
-    `warnings` are sentences on what is degraded where jobs run.
+    `warnings` are sentences about problems of the backend.
     """
 
     version: str

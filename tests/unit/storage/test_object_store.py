@@ -48,7 +48,7 @@ def test_each_address_has_its_own_folder_of_copies():
 
 def test_an_address_is_written_in_one_way(store):
     assert store().address == "s3://bucket/x"
-    with pytest.raises(InvalidInput, match="'s3:/x' is no address for checkpoints: stores are s3://"):
+    with pytest.raises(InvalidInput, match="'s3:/x' is not an address for checkpoints: stores are s3://"):
         ObjectStore("s3:/x")
 
 
@@ -61,7 +61,9 @@ def test_what_fails_is_tried_again(store):
 def test_what_cannot_get_better_is_not(store):
     with pytest.raises(FileNotFoundError):
         store(FileNotFoundError("a"), b"never read").read("a")
-    with pytest.raises(InvalidInput, match=r"forbidden \(Access Denied\): give the job a key that may read, write"):
+    with pytest.raises(
+        InvalidInput, match=r"its key forbids that \(Access Denied\): give the job a key that may read, write"
+    ):
         store(PermissionError("Access Denied"), b"never read").read("a")
     with pytest.raises(Unreachable, match="Unable to locate credentials"):
         store(RuntimeError("Unable to locate credentials\nmore"), b"never read").read("a")
@@ -73,7 +75,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fsspec.core.url_to_fs", url_to_fs)
     with pytest.raises(
-        InvalidInput, match=r"needs the package s3fs .*: pip install s3fs \(or 'pollux-scheduler\[s3\]'\)"
+        InvalidInput, match=r"needs the package s3fs, .*: pip install s3fs \(or 'pollux-scheduler\[s3\]'\)"
     ):
         ObjectStore("s3://bucket/x", tmp_path).read("a")
 

@@ -57,8 +57,11 @@ def test_the_snapshot_before_it_is_used_whatever_the_newest_has_become(path, sta
         ("DELETE FROM events WHERE revision = 7", "fact 7 is missing"),
         ("DELETE FROM events WHERE revision = 8", "missing at the end"),
         ("DELETE FROM events WHERE revision > 4", "the facts 7 to 8 are missing"),
-        ("UPDATE events SET body = replace(body, '5', '6') WHERE revision = 5", "fact 5 is not as it was written"),
-        ("UPDATE events SET at = at + 1 WHERE revision = 2", "fact 2 is not as it was written"),
+        (
+            "UPDATE events SET body = replace(body, '5', '6') WHERE revision = 5",
+            "fact 5 has changed since it was written",
+        ),
+        ("UPDATE events SET at = at + 1 WHERE revision = 2", "fact 2 has changed since it was written"),
         ("UPDATE events SET body = CAST(x'ff' AS TEXT) WHERE revision = 2", "fact 2 cannot be read"),
         ("UPDATE events SET revision = 20 WHERE revision = 2", "the facts 9 to 19 are missing|fact 2 is missing"),
     ],
@@ -96,7 +99,7 @@ def test_a_store_of_before_has_no_checksums_and_is_read(path):
     change(path, "DELETE FROM settings WHERE name IN ('head', 'identity')")
     path.with_name("store.sqlite.id").unlink()
     assert whole_of(path)[0] == SavedState(6, {"n": 6, "word": "ü"})
-    assert inspect_store(path).is_usable
+    assert not inspect_store(path).faults
 
 
 @pytest.mark.parametrize("lost", ["removed", "empty"])
@@ -138,7 +141,7 @@ def test_damaged_measurements_stop_nothing(tmp_path, content, caplog):
     with caplog.at_level(logging.WARNING), closing(open_telemetry(path)) as telemetry:
         telemetry.record([TelemetryRow("a", 1.0, "report", {"n": 1})])
         assert telemetry.latest("report")["a"].values == {"n": 1}
-    assert "put aside as telemetry.sqlite.damaged-" in caplog.text
+    assert "renamed to telemetry.sqlite.damaged-" in caplog.text
     aside = [each for each in tmp_path.iterdir() if "damaged" in each.name]
     assert [each.read_bytes() for each in aside] == [content]
 
@@ -154,7 +157,7 @@ def test_a_damaged_measurement_is_left_out(tmp_path, body, caplog):
         assert set(telemetry.latest("report")) == {"b"}
         assert telemetry.series("a", "report") == []
         assert len(telemetry.series("b", "report")) == 1
-    assert caplog.text.count("is damaged; such ones are left out") == 1
+    assert caplog.text.count("is damaged; damaged measurements are left out") == 1
 
 
 def test_doctor_says_what_is_whole(path, monkeypatch):
@@ -176,4 +179,4 @@ def test_doctor_says_what_is_whole(path, monkeypatch):
     path.unlink()
     gone = CliRunner().invoke(app, ["doctor", "--store"])
     assert gone.exit_code == 1
-    assert "is not there" in gone.stdout
+    assert "does not exist" in gone.stdout

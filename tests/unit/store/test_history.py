@@ -161,12 +161,12 @@ def cut(line_number, replacement=None):
         (cut(3, '{"revision": 3, "state": {}}'), "line 4: a state must come once, before the first fact"),
         (cut(1, '{"revision": 3, "state": []}'), "line 2: state must be"),
         (cut(3, '{"revsion": 3}'), "line 4: has revsion; give fact"),
-        (cut(3, "{"), "line 4: is no JSON"),
+        (cut(3, "{"), "line 4: is not JSON"),
         (cut(5, '{"telemetry": {"job_id": "a"}}'), "line 6: telemetry must be an object with job_id"),
         (cut(5, '{"telemetry": {"job_id": "a", "at": "x", "kind": "k", "values": {}}}'), "line 6: .*a number as at"),
         (cut(1, '{"revision": 1, "state": {}}'), "line 10: the end says"),
         (lambda lines: [*lines[:1], b'{"revision": 1, "state": {}}', *lines[1:]], "state of revision 1 cannot be read"),
-        (cut(2, json.dumps({"revision": 2, "fact": encode(JobPaused(1.0, "z"))})), "fact 2 does not fit .*job 'z'"),
+        (cut(2, json.dumps({"revision": 2, "fact": encode(JobPaused(1.0, "z"))})), "fact 2 cannot follow .*job 'z'"),
     ],
 )  # fmt: skip
 def test_a_history_that_is_not_whole_is_refused_and_nothing_is_written(lines, change, words):
@@ -179,5 +179,5 @@ def test_a_history_that_is_not_whole_is_refused_and_nothing_is_written(lines, ch
 
 
 def test_bytes_that_are_no_text_are_refused():
-    with pytest.raises(InvalidInput, match="line 1: is no JSON"):
+    with pytest.raises(InvalidInput, match="line 1: is not JSON"):
         parse([b"\xff\xfe{}"])

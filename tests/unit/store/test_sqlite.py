@@ -51,7 +51,7 @@ def test_a_full_disk_loses_nothing_and_passes(path, store):
     size = path.with_name("store.sqlite-wal").stat().st_size
     with largest_file(size + 20_000):
         for _ in range(3):
-            with pytest.raises(StoreFailed, match=r"store.sqlite: .*; (look after the disk|free some space)"):
+            with pytest.raises(StoreFailed, match=r"store.sqlite: .*; (check the disk|free some space)"):
                 store.append(long_facts(200))
         assert store.revision == 2
         assert [event for _, event in store.read()] == facts(1, 2)
@@ -162,7 +162,7 @@ def test_a_newer_format_is_refused(path):
 def test_what_is_no_database_is_refused(path):
     path.parent.mkdir()
     path.write_bytes(b"name,time\n" * 1000)
-    with pytest.raises(StoreFailed, match=r"no SQLite file: restore a backup"):
+    with pytest.raises(StoreFailed, match=r"not an SQLite file: restore a backup"):
         open_store(path)
     assert path.read_bytes() == b"name,time\n" * 1000
 
@@ -215,7 +215,9 @@ def test_a_trimmed_log_without_a_whole_snapshot_is_not_taken_for_a_whole_one(pat
     damage(path, 4)
     assert store.load() == SavedState(2, {"n": 2})
     damage(path, 2)
-    with pytest.raises(StoreFailed, match="no snapshot is whole and the log begins at revision 3; restore a backup"):
+    with pytest.raises(
+        StoreFailed, match="all snapshots are damaged and the log begins at revision 3; restore a backup"
+    ):
         store.load()
 
 

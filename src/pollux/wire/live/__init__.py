@@ -1,4 +1,4 @@
-"""The live protocol: what the replicas of a job, the shim that supervises them, and the service tell one another.
+"""The live protocol between the replicas of a job, the shim that supervises them, and the service.
 
 Replicas and shim exchange keys of the job's store; shim and service exchange messages over a socket. Both sides must
 have the same `PROTOCOL_VERSION`. Used by the agent, the shim, the node daemon and the dispatcher; imports nothing but
@@ -10,4 +10,4 @@ from __future__ import annotations
 __all__ = ["PROTOCOL_VERSION"]
 
 PROTOCOL_VERSION = 2
-"""Of keys and messages. A side that hears of another version refuses in one line."""
+"""The version of keys and messages. A process refuses any other version with one line."""

@@ -1,7 +1,7 @@
 """Values of the live protocol as JSON text and back: frozen dataclasses, read strictly and within bounds.
 
-The bound is the length of a whole value: the environment of a job may be longer than any text of a request. Whoever
-reads a value that does not fit ignores it.
+Only the length of a whole value is limited, since the environment of a job may be longer than any text of a request.
+Readers ignore values that do not fit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class MalformedValue(ValueError):
-    """A value is not what the live protocol has there; whoever reads it ignores it."""
+    """A value that does not fit the live protocol; readers ignore it."""
 
 
 def encode(value: object) -> str:
@@ -72,30 +72,30 @@ def encode_tagged(message: object) -> str:
 
 
 def decode_tagged(classes: Mapping[str, type], text: str | bytes, max_bytes: int = MAX_VALUE_BYTES) -> Any:
-    """The message that `encode_tagged` made the text of; `MalformedValue` for one of none of these classes."""
+    """The message that `encode_tagged` wrote; `MalformedValue` for any other class or text."""
     value = read_json(text, max_bytes)
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or value[0] not in classes:
-        raise MalformedValue(f"{str(value)[:60]!r} is no message of version {PROTOCOL_VERSION} of the protocol")
+        raise MalformedValue(f"{str(value)[:60]!r} is not a message of version {PROTOCOL_VERSION} of the protocol")
     return from_plain(classes[value[0]], value[1])
 
 
 def decode(kind: type[_T], text: str | bytes) -> _T:
-    """The value that `encode` made the text of; `MalformedValue` for any other text."""
+    """The value that `encode` wrote; `MalformedValue` for any other text."""
     return from_plain(kind, read_json(text))
 
 
 def read_json(text: str | bytes, max_bytes: int = MAX_VALUE_BYTES) -> Any:
-    """The plain value of a JSON text; `MalformedValue` where it is too long, too deep or no JSON."""
+    """The plain value of a JSON text; `MalformedValue` if it is too long, too deep or not JSON."""
     if len(text) > max_bytes:
-        raise MalformedValue(f"{len(text)} bytes are more than the {max_bytes} that are read")
+        raise MalformedValue(f"{len(text)} bytes are more than the limit of {max_bytes}")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MalformedValue(f"{text[:60]!r} is no JSON that can be read: {error}"[:200]) from None
+        raise MalformedValue(f"{text[:60]!r} is not valid JSON: {error}"[:200]) from None
 
 
 def from_plain(kind: type[_T], value: object) -> _T:
-    """The value of that type from plain values; `MalformedValue` where they do not fit."""
+    """The value of that type from plain values; `MalformedValue` if they do not fit."""
     try:
         return typing.cast("_T", _read(kind, value))
     except Misfit as misfit:

@@ -1,4 +1,4 @@
-"""Exit codes by which a replica tells its supervisor why it has ended."""
+"""Exit codes of replicas, which tell the supervisor why a replica has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica tells of itself: its sign of life, and how long a change paused it."""
+"""The heartbeat of a replica, and its report of a pause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Activity", "Heartbeat", "PauseReport", "UnsupportedVersion"]
 
 
 class Activity(enum.StrEnum):
-    """What a replica is busy with that may take long and is no step; `TRAINING` where it is in its steps."""
+    """The long activity, other than a step, that a replica is in; `TRAINING` between its steps."""
 
     TRAINING = ""
     FIRST_STEP = "first step"
@@ -30,10 +30,10 @@ class UnsupportedVersion(MalformedValue):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sign of life, `at` that time in seconds since 1970, after that `step`.
+    """A heartbeat after `step`, at the time `at` in seconds since 1970.
 
-    `busy_seconds` says for how long it has waited for data; `waiting`: other replicas hold it up. `refusal` says why
-    the job cannot change while it runs; empty where it can.
+    `busy_seconds` is how long the replica has waited for data; `waiting`: it waits for other replicas. `refusal` says
+    why the job cannot be resized live; empty if it can.
     """
 
     step: int
@@ -46,7 +46,7 @@ class Heartbeat:
 
     @classmethod
     def decode(cls, text: str | bytes) -> Heartbeat:
-        """The heartbeat that `encode` made the text of; `MalformedValue` for any other text."""
+        """The heartbeat that `encode` wrote; `MalformedValue` for any other text."""
         value = read_json(text)
         version = value.get("version") if isinstance(value, Mapping) else None
         if isinstance(version, int) and version != PROTOCOL_VERSION:
@@ -63,9 +63,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PauseReport:
-    """How long training paused for a change, and for what `kind` of change; `parts` are the seconds of each phase.
+    """How long training paused for a resize of that `kind`; `parts` are the seconds of each phase.
 
-    `step` is the first step after it, `bytes` the size of the state that was moved.
+    `step` is the first step after the pause, `bytes` the size of the transferred state.
     """
 
     pause_seconds: float

@@ -37,10 +37,10 @@ __all__ = [
 PREFIX = "pollux/live"
 
 COMMITTED = "committed"
-"""The newest generation that all replicas are to go to, as a number. Written by the supervisor."""
+"""The number of the newest generation that all replicas must join. Written by the supervisor."""
 
 FACTS = "facts"
-"""What joining replicas must agree on, as a JSON mapping. Written by replica 0."""
+"""Settings in which joining replicas must agree, as a JSON mapping. Written by replica 0."""
 
 READY = "ready"
 """The kind of the keys of `ready`."""
@@ -62,7 +62,7 @@ _KEY = re.compile(r"([a-z]{1,20})/(\d{1,18})(?:/(\d{1,9}))?")
 
 @dataclass(frozen=True, slots=True)
 class KeyParts:
-    """What a key says: its kind, its generation, and a rank where it has one."""
+    """The parts of a key: its kind, its generation, and its rank, if it has one."""
 
     kind: str
     generation: int
@@ -82,12 +82,12 @@ def parse(key: str) -> KeyParts | None:
 
 
 def plan(generation: int) -> str:
-    """The plan of a generation: see `GenerationPlan`."""
+    """The `GenerationPlan` of a generation."""
     return f"plan/{generation}"
 
 
 def withdrawn(generation: int) -> str:
-    """Why a generation was given up before any replica went there, as text."""
+    """Why a generation was withdrawn before any replica joined it, as text."""
     return f"withdrawn/{generation}"
 
 
@@ -97,7 +97,7 @@ def lost(generation: int) -> str:
 
 
 def handed(generation: int) -> str:
-    """All members have gone on from the state that they got: the replicas that sent it may end."""
+    """Set when all members have taken over the state, so that the replicas that sent it may end."""
     return f"handed/{generation}"
 
 
@@ -105,22 +105,22 @@ def handed(generation: int) -> str:
 
 
 def ready(generation: int, rank: int) -> str:
-    """A joining replica is built, and waits for the commit."""
+    """Set when a joining replica is ready and waits for the commit."""
     return f"{READY}/{generation}/{rank}"
 
 
 def here(generation: int, number: int) -> str:
-    """A member, or a sender numbered after the members, has stopped training and waits for the others."""
+    """Set when a member, or a sender numbered after the members, has stopped training and waits for the others."""
     return f"{HERE}/{generation}/{number}"
 
 
 def received(generation: int, number: int) -> str:
-    """A member has the state, or a sender has sent it."""
+    """Set when a member has received the state, or a sender has sent it."""
     return f"received/{generation}/{number}"
 
 
 def done(generation: int, rank: int) -> str:
-    """A replica has taken its first step in the generation: see `PauseReport`."""
+    """The `PauseReport` of a replica after its first step in the generation."""
     return f"{DONE}/{generation}/{rank}"
 
 
@@ -130,20 +130,20 @@ def saves(generation: int, rank: int) -> str:
 
 
 def beat(generation: int, rank: int) -> str:
-    """The newest sign of life of a replica: see `Heartbeat`."""
+    """The newest `Heartbeat` of a replica."""
     return f"{BEAT}/{generation}/{rank}"
 
 
 def ends(generation: int, rank: int) -> str:
-    """A replica's ends of its connections to others, as a JSON list of texts."""
+    """The local ends of a replica's connections to others, as a JSON list of texts."""
     return f"ends/{generation}/{rank}"
 
 
 def door(generation: int) -> str:
-    """Whether the generation comes about; the first replica that writes it decides for all."""
+    """Whether the generation starts; the first replica that writes the key decides for all."""
     return f"door/{generation}"
 
 
 def failed(generation: int) -> str:
-    """Why a replica has given the generation up, as text."""
+    """Why a replica has abandoned the generation, as text."""
     return f"{FAILED}/{generation}"

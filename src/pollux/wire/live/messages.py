@@ -1,4 +1,4 @@
-"""What the service and the shim of a job tell each other: one line of JSON for each message.
+"""The messages between the service and the shim of a job, each a line of JSON.
 
 The service sends the `...Request` classes, the shim the `...Message` classes.
 """
@@ -43,10 +43,10 @@ MAX_MESSAGE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class FleetAccess:
-    """Where the daemons of other nodes listen, by node, and the secret (hexadecimal) by which they know us.
+    """The addresses of node daemons, by node, and the secret (hexadecimal) with which connections are authenticated.
 
-    `head` is the address by which nodes reach this machine. A node ends the replicas of a shim that it has not heard
-    for `lease_seconds`; a node that was not heard for `lost_seconds`, which are more, counts as lost.
+    `head` is the address at which nodes reach this machine. A node ends the replicas of a shim that has been silent for
+    `lease_seconds`; a node that has been silent for `lost_seconds`, which is longer, counts as lost.
     """
 
     secret: str
@@ -58,12 +58,11 @@ class FleetAccess:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOrder:
-    """A generation as a shim is to start it: the variables and cores of every replica, and the places they hold.
+    """A generation for a shim to start: the variables and cores of each replica, and their slots (`places`).
 
-    A place is a number on this machine, or `NODE/number` on a node of the `fleet`; `gpus` is the device behind a place.
-    `live`: its replicas may change while they run; one that is silent for `hang_seconds` then counts as hung.
-    `orphan_seconds`: the generation ends, with its grace, once no service has been connected to its shim for so long;
-    None: it goes on.
+    A slot is a number on this machine, or `NODE/number` on a node of the `fleet`; `gpus` maps slots to devices. `live`:
+    live resizes are allowed, and a replica that is silent for `hang_seconds` counts as hung. `orphan_seconds`: the
+    generation is stopped, with its grace, if no service is connected to its shim for this time; None: it goes on.
     """
 
     job_id: str
@@ -99,14 +98,14 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResizeRequest:
-    """Change what runs into this generation."""
+    """Resize the running generation into this one."""
 
     order: LaunchOrder
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """End what runs up to this generation."""
+    """Stop all generations up to this one."""
 
     generation: int
     grace_seconds: float
@@ -114,7 +113,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeGoneRequest:
-    """The engine that lent the node says that it is gone."""
+    """The node's engine reports that the node is gone."""
 
     node: str
     why: str
@@ -122,7 +121,7 @@ class NodeGoneRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequest:
-    """The shim is not needed any more, and ends once nothing runs."""
+    """End the shim once nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,9 @@ class StatusRequest:
 
 @dataclass(frozen=True, slots=True)
 class LostMessage:
-    """These ranks of a generation are gone, or never came; `kept` are the places of the replicas that can go on.
+    """These ranks of a generation are lost, or never joined; `kept` are the slots of the replicas that can go on.
 
-    `withdrawn`: the change was given up before any replica paused, and nobody else is gone.
+    `withdrawn`: the resize was withdrawn before any replica paused, and no other replica is lost.
     """
 
     at: float
@@ -150,7 +149,7 @@ class LostMessage:
 
 @dataclass(frozen=True, slots=True)
 class StartedMessage:
-    """All replicas of a generation run; after a change, all have taken their first step and hold these `places`."""
+    """All replicas of a generation run; after a resize, all have taken their first step and hold these `places`."""
 
     at: float
     generation: int
@@ -160,10 +159,10 @@ class StartedMessage:
 
 @dataclass(frozen=True, slots=True)
 class StatusMessage:
-    """What the shim has: its newest generation, whether that is starting or changing, its loss or how it ended.
+    """The shim's state: its newest generation, whether it is starting or resizing, its loss or its end.
 
-    `warm`: the shim was forked with everything imported. `ended` is the record that is on disk, too. `pause`: what the
-    change into that generation took, for a service that was not connected when it came about.
+    `warm`: the shim was forked with everything imported. `ended` is the record of the end, which is also on disk.
+    `pause` is that of the resize to this generation, for a service that was not connected then.
     """
 
     warm: bool
@@ -177,14 +176,14 @@ class StatusMessage:
 
 @dataclass(frozen=True, slots=True)
 class EndedMessage:
-    """A generation has ended; `ended` is the record that is on disk, too."""
+    """A generation has ended; `ended` is the record of it, which is also on disk."""
 
     ended: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmMessage:
-    """Something had been given up that was not gone: a node, or the `replica` of that rank."""
+    """A node, or the `replica` of that rank, counted as lost by mistake."""
 
     at: float
     text: str
@@ -193,7 +192,7 @@ class AlarmMessage:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeavingMessage:
-    """What runs on the node is to leave it."""
+    """Replicas must leave the node."""
 
     node: str
     why: str
@@ -235,12 +234,12 @@ _CLASSES = classes_by_name(ShimRequest | ShimMessage)
 
 
 def encode_message(message: ShimRequest | ShimMessage) -> bytes:
-    """The message as a line."""
+    """The message as one line."""
     return encode_tagged(message).encode() + b"\n"
 
 
 def decode_message(line: bytes) -> Any:
-    """The message of a line; `MalformedValue` for a line that this version has no message for."""
+    """The message of a line; `MalformedValue` if this version has no such message."""
     message = decode_tagged(_CLASSES, line, MAX_MESSAGE_BYTES)
     if isinstance(message, StatusMessage) and message.version != PROTOCOL_VERSION:
         raise MalformedValue(f"it speaks version {message.version} of the protocol, and not version {PROTOCOL_VERSION}")

@@ -1,7 +1,7 @@
-"""What the shim of a job and the job's runner on another node tell each other, over an authenticated channel.
+"""The messages between the shim of a job and the job's runner on another node, over an authenticated channel.
 
-The shim sends the `...Request` classes, the runner the `...Message` classes. A `key` names one replica's process in a
-session, which is all that one shim and one runner have with each other.
+The shim sends the `...Request` classes, the runner the `...Message` classes. A session spans all connections
+of a shim with a runner; a `key` names one replica's process in it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """The first words of a shim, to a node's daemon: go on with this session, of which it has `seen` so many messages.
+    """The first message of a shim to a daemon: continue this session, of which it has `seen` that many messages.
 
-    A runner that the shim has not confirmed anything to for `lease` seconds ends its replicas.
+    A runner ends its replicas if the shim confirms nothing for `lease` seconds.
     """
 
     session: str
@@ -52,7 +52,7 @@ class SessionRequest:
 
 @dataclass(frozen=True, slots=True)
 class SessionGreeting:
-    """The runner's answer: whether it had this session before, how many messages it has seen, and its daemon's life."""
+    """The runner's answer: whether it knows this session, how many messages it has seen, and its daemon's start."""
 
     known: bool
     seen: int
@@ -83,7 +83,7 @@ class StartReplicaRequest:
 
 @dataclass(frozen=True, slots=True)
 class TerminateRequest:
-    """SIGTERM, to the process `alone` or to all that it started."""
+    """Send SIGTERM to the process `alone`, or also to the processes that it started."""
 
     key: str
     alone: bool
@@ -91,26 +91,26 @@ class TerminateRequest:
 
 @dataclass(frozen=True, slots=True)
 class KillRequest:
-    """SIGKILL to the process and all of its session."""
+    """Send SIGKILL to the process and its session."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRequest:
-    """End what a process that has ended left behind."""
+    """End the processes that an ended replica has left behind."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class KillAllRequest:
-    """SIGKILL to every process of the job on the node."""
+    """Send SIGKILL to every process of the job on the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClearRequest:
-    """Answer with a `ClearMessage` once no process of the job is left there; `kill`: what is left ends now."""
+    """Answer with a `ClearMessage` once no process of the job is left on the node; `kill`: kill them now."""
 
     number: int
     kill: bool
@@ -118,7 +118,7 @@ class ClearRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndRunnerRequest:
-    """The runner is not needed any more."""
+    """End the runner."""
 
 
 # The runner to the shim
@@ -131,12 +131,12 @@ class PongMessage:
 
 @dataclass(frozen=True, slots=True)
 class NodeNoticeMessage:
-    """The engine that lent the node has asked what runs there to end."""
+    """The node's engine has asked the processes on the node to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkedMessage:
-    """A replica is a process now."""
+    """A replica's process has started."""
 
     key: str
     pid: int
@@ -144,7 +144,7 @@ class ForkedMessage:
 
 @dataclass(frozen=True, slots=True)
 class OutputMessage:
-    """A piece of what a replica wrote."""
+    """A piece of a replica's output."""
 
     key: str
     data: bytes
@@ -152,9 +152,9 @@ class OutputMessage:
 
 @dataclass(frozen=True, slots=True)
 class ExitMessage:
-    """A replica has ended, with an exit code or minus a signal's number; `asked`: it was told to while it ran.
+    """A replica has ended, with an exit code or minus a signal's number; `asked`: it ended on request.
 
-    `lacks_memory`: the kernel of the node has ended processes for lack of memory.
+    `lacks_memory`: the kernel of the node has killed processes because memory ran out.
     """
 
     key: str
@@ -165,7 +165,7 @@ class ExitMessage:
 
 @dataclass(frozen=True, slots=True)
 class OverMemoryMessage:
-    """A replica uses so much memory, which is more than its limit."""
+    """A replica uses more memory than its limit."""
 
     key: str
     used_bytes: float
@@ -173,7 +173,7 @@ class OverMemoryMessage:
 
 @dataclass(frozen=True, slots=True)
 class SweptMessage:
-    """Nothing is left of a replica."""
+    """No process of a replica is left."""
 
     key: str
 
@@ -214,12 +214,12 @@ _MESSAGES = classes_by_name(RunnerMessage)
 
 
 def decode_runner_request(text: str) -> RunnerRequest:
-    """The request of a text; `MalformedValue` for a text that this version has no request for."""
+    """The request of a text; `MalformedValue` if this version has no such request."""
     request: RunnerRequest = decode_tagged(_REQUESTS, text, MAX_MESSAGE_BYTES)
     return request
 
 
 def decode_runner_message(text: str) -> RunnerMessage:
-    """The message of a text; `MalformedValue` for a text that this version has no message for."""
+    """The message of a text; `MalformedValue` if this version has no such message."""
     message: RunnerMessage = decode_tagged(_MESSAGES, text, MAX_MESSAGE_BYTES)
     return message

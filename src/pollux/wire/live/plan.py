@@ -1,4 +1,4 @@
-"""The plan of a generation: which replicas it has, which of them were there before, and how long they may wait."""
+"""The plan of a generation: its replicas, their ranks before, and how long they may wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlanMember:
 
 @dataclass(frozen=True, slots=True)
 class PlanDeadlines:
-    """Seconds that replicas wait: for all others to come (`join`), for the group to form, for the state to arrive."""
+    """Seconds that replicas wait: for all others (`join`), for the process group, and for the state."""
 
     join: float = 30.0
     regroup: float = 10.0
@@ -36,9 +36,9 @@ class PlanDeadlines:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """A generation: its members by rank, and the generation `before` that their old ranks are those of.
+    """A generation: its members by rank, and the generation `before` it, in which they had their old ranks.
 
-    `senders` are the ranks before of the replicas that send the state and leave, where no member holds it.
+    `senders` are old ranks of replicas that send the state and leave, if no member has it.
     """
 
     generation: int
@@ -51,7 +51,7 @@ class GenerationPlan:
 
     @classmethod
     def decode(cls, text: str | bytes) -> GenerationPlan:
-        """The plan that `encode` made the text of; `MalformedValue` for any other text."""
+        """The plan that `encode` wrote; `MalformedValue` for any other text."""
         plan = decode(cls, text)
         if [member.rank for member in plan.members] != [*range(len(plan.members))]:
             raise MalformedValue("the members of a plan are not in the order of their ranks")
@@ -70,19 +70,19 @@ class GenerationPlan:
 
     @property
     def num_present(self) -> int:
-        """How many replicas meet for the change: its members and, numbered after them, its senders."""
+        """How many replicas take part in the resize: its members and, numbered after them, its senders."""
         return self.num_replicas + len(self.senders)
 
     def rank_of(self, was: int) -> int | None:
-        """The new rank of the replica that had this rank before; None where it leaves."""
+        """The new rank of the replica with this old rank; None if it leaves."""
         return next((member.rank for member in self.members if member.was == was), None)
 
     def place_of_sender(self, was: int) -> int | None:
-        """The number, among all that meet, of the sender that had this rank before; None where it is no sender."""
+        """The number, among all that take part, of the sender with this old rank; None if it is not a sender."""
         return self.num_replicas + self.senders.index(was) if was in self.senders else None
 
     def kind(self, num_before: int) -> str:
-        """What the change is for a job of that many replicas: "grow", "shrink", "move" or "recover"."""
+        """The kind of the resize, for a job of that many replicas: "grow", "shrink", "move" or "recover"."""
         if self.why == LOST:
             return "recover"
         if self.num_replicas == num_before:

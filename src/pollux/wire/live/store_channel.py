@@ -1,8 +1,8 @@
-"""How a replica and the job's store prove to each other that they know the job's secret, and guard what they say then.
+"""Mutual authentication of a replica and the job's store, and authentication of their messages.
 
-Each side sends 32 random bytes and proves to know the secret by a code of both sides' bytes. From then on every frame
-carries a code under a key of that connection and direction, and of its number: nothing can be added, changed, left out
-or sent twice. Nothing is encrypted. Sockets are the business of whoever uses this.
+Each side sends 32 random bytes, and proves with a code of both sides' bytes that it knows the secret. Afterwards every
+frame has a code of its body and number, with a key of this connection and direction, so that nobody can add, change,
+omit or repeat a frame. Nothing is encrypted. The callers open the sockets.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _SALTED = "salt:"
 
 
 class BrokenFrame(ValueError):
-    """What came is no frame of the other side's: changed, repeated, too long, or nothing that has a meaning."""
+    """The bytes are not a valid frame: changed, repeated, too long, or without meaning."""
 
 
 class StoreOperation(IntEnum):
-    """What is asked of the store, and how it answers. Parts of a question are keys, values and decimal numbers."""
+    """The requests to the store, and its answers. Their parts are keys, values and decimal numbers."""
 
     SET = 1
     GET = 2
@@ -79,7 +79,7 @@ class StoreOperation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """Where a job's store listens, and the secret by which it knows the job's replicas."""
+    """The address of a job's store, and the secret that authenticates the job's replicas."""
 
     host: str
     port: int
@@ -91,12 +91,12 @@ class StoreAccess:
         return f"{self.host}:{self.port}"
 
     def encode(self, salt: str = "") -> str:
-        """As the variable of a replica has it; with a salt, from which the node of the replica derives the secret."""
+        """The value of a replica's variable; with a salt, from which the replica's node derives the secret."""
         return f"{self.address} {_SALTED + salt if salt else self.secret.hex()}"
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> StoreAccess | None:
-        """What the variables of this process say; None where there is none, ValueError where it has no meaning."""
+        """The access in the variables of this process; None if there is none, ValueError if it is malformed."""
         text = variables.get(SECRET_VARIABLE, "")
         if not text:
             return None
@@ -108,17 +108,17 @@ class StoreAccess:
 
 
 def new_secret() -> bytes:
-    """A secret for one store."""
+    """A new secret for one store."""
     return secrets.token_bytes(CODE_BYTES)
 
 
 def derived_secret(secret: bytes, salt: str) -> bytes:
-    """The secret of the store with that salt, for those who know that of its fleet."""
+    """The secret of the store with that salt, derived from the secret of its fleet."""
     return _code(secret, b"store", salt.encode())
 
 
 def with_derived_secret(variables: Mapping[str, str], secret: bytes) -> dict[str, str]:
-    """Variables that crossed the network with a salt, as the replica gets them on its node."""
+    """The variables of a replica, with the salt in them replaced by the derived secret."""
     own = dict(variables)
     address, _, salt = own.get(SECRET_VARIABLE, "").partition(f" {_SALTED}")
     if salt:
@@ -127,7 +127,7 @@ def with_derived_secret(variables: Mapping[str, str], secret: bytes) -> dict[str
 
 
 def nonce() -> bytes:
-    """Bytes that nobody has used before."""
+    """New random bytes."""
     return os.urandom(NONCE_BYTES)
 
 
@@ -136,7 +136,7 @@ def _code(key: bytes, *parts: bytes) -> bytes:
 
 
 def proof(secret: bytes, side: bytes, asked: bytes, answered: bytes) -> bytes:
-    """What only a holder of the secret can say; `side` is b"replica" or b"store", then the bytes of both in turn."""
+    """A code that needs the secret; `side` is b"replica" or b"store", followed by the random bytes of both."""
     return _code(secret, b"proof of the " + side, asked + answered)
 
 
@@ -148,7 +148,7 @@ def frames(secret: bytes, side: bytes, asked: bytes, answered: bytes) -> tuple[F
 
 
 class FrameWriter:
-    """Puts the code of its number before each body."""
+    """Makes frames: puts the code before each body."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -164,7 +164,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Cuts what comes into bodies, each with the code that belongs to it; `BrokenFrame` ends the connection."""
+    """Splits received bytes into bodies, and checks their codes; after a `BrokenFrame` the connection must end."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -172,7 +172,7 @@ class FrameReader:
         self._rest = bytearray()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The bodies that are whole now."""
+        """The bodies that are complete with this piece."""
         rest, bodies, at = self._rest, [], 0
         rest += piece
         while len(rest) - at >= _HEADER.size + CODE_BYTES:
@@ -194,7 +194,7 @@ class FrameReader:
 
 
 def pack(operation: StoreOperation, parts: Sequence[bytes]) -> bytes:
-    """A question or an answer as the body of a frame."""
+    """A request or an answer as the body of a frame."""
     sizes = struct.pack(f"!{len(parts)}I", *map(len, parts))
     return b"".join((_START.pack(operation, len(parts)), sizes, *parts))
 
