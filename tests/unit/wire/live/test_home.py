@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import pollux
-from pollux.wire.live import exit_codes
+from pollux.wire.live import exit_codes, store_channel
 
 ROOT = Path(pollux.__file__).parent
 HOME = ROOT / "wire" / "live"
 ELSEWHERE = [path for path in sorted(ROOT.rglob("*.py")) if HOME not in path.parents]
 KINDS = "beat|committed|done|door|ends|failed|handed|here|lost|plan|ready|received|saves|withdrawn"
-KEY = re.compile(rf"pollux/live.*|({KINDS})/(\d.*)?")
+KEY = re.compile(rf"pollux/live.*|committed|({KINDS})/(\d.*)?")
 EXIT_CODES = {exit_codes.RESTART, exit_codes.STOPPED}
 # A time limit of the web server, in seconds.
 NO_EXIT_CODES = {"timeout_keep_alive"}
@@ -29,6 +29,8 @@ def is_text(node: ast.AST | None) -> bool:
 
 def writes_out(node: ast.AST) -> bool:
     match node:
+        case ast.Constant(value=bytes() as start):
+            return start == store_channel.GREETING
         case ast.Constant(value=str() as text):
             return KEY.fullmatch(text) is not None
         case ast.Constant(value=int() as number):
@@ -51,7 +53,8 @@ def literals(source: str) -> list[int]:
 @pytest.mark.parametrize(
     "line",
     [
-        'store.set(f"beat/{generation}/{rank}", "")', 'key = "withdrawn/3"', 'PREFIX = "pollux/live/"',
+        'store.set(f"beat/{generation}/{rank}", "")', 'store.get("committed")', 'connection.send(b"pollux/1")',
+        'key = "withdrawn/3"', 'PREFIX = "pollux/live/"',
         "sys.exit(75)", "code = 143", 'live.beat.busy = "checkpoint"', 'if beat.activity == "data": pass',
     ],
 )  # fmt: skip
