@@ -105,12 +105,12 @@ def backward(problem: Regression, meter: GradientNormMeter, way: str, is_measure
     for inputs, noises in zip(x.tensor_split(count), noise.tensor_split(count), strict=True):
         samples = len(inputs)
         if is_measured:
-            meter.begin((BATCH + 1) / (samples * replicas**2))
+            meter.start_measuring((BATCH + 1) / (samples * replicas**2))
         (problem.loss(inputs, noises) * (samples * replicas / (BATCH + 1))).backward()
         if is_measured:
-            meter.end()
+            meter.stop_measuring()
     if is_measured:
-        meter.finish(count, BATCH + 1, whole_factor=replicas**-2.0)
+        meter.close_row(count, BATCH + 1, whole_factor=replicas**-2.0)
     if replicas > 1 and problem.error.grad is not None:
         problem.error.grad.div_(replicas)
 

@@ -1,4 +1,4 @@
-"""What changes while a job trains: noise scale, batch, learning rate, the throughput model, and the loss guard.
+"""What adapts while a job trains: noise scale, batch, learning rate, throughput model, loss guard.
 
-Runs in every replica; all decide by the same numbers. Imports no framework: what it needs of one is in `measurements`.
+Runs in every replica; all decide from the same numbers. Imports no framework: `measurements` says what one supplies.
 """

@@ -1,6 +1,6 @@
-"""The batch of the steps to come: measured, modelled and chosen in rounds, the same on every replica.
+"""Chooses the batch of the steps to come in rounds, the same on every replica.
 
-What a better batch is, `batch_tuner` says; what a larger one does to the learning rate, `lr_rules`.
+`batch_tuner` says which batch is better, `lr_rules` what a larger one does to the learning rate.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _Item = TypeVar("_Item")
 _TIMED_EVERY = 32
 _TIMED_EVERY_ALONE = 4
 _LEAST_ROUNDS = 6
-_RATE = 0.5  # of the best learning rate: how a step that is too short is taken to count
+_RATE = 0.5  # the learning rate relative to the best one, as assumed where a step is too short
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """What the user allows: M0, the ceiling (None: the batch stays M0), the local ceiling and least accumulation."""
+    """The batches that the user allows: M0, the largest (None: M0), the largest local one, the least accumulation."""
 
     initial: int
     maximum: int | None = None
@@ -47,7 +47,7 @@ class BatchRange:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the batch must stay what it is."""
+        """Whether the batch must stay M0."""
         return self.maximum is None
 
 
@@ -61,10 +61,10 @@ class RoundReport:
 
 
 class Adaptation:
-    """Holds the present batch and everything that decides about the next one.
+    """The present batch, and all that the choice of the next one depends on.
 
-    In exact mode it times steps and nothing more. Decisions use numbers that were exchanged between the
-    replicas in the same round, so that all of them come to the same one.
+    In exact mode it only times steps. Replicas exchange their numbers in each round and decide from the same table, so
+    that all of them choose the same batch.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Adaptation:
 
     @property
     def goodput_model(self) -> GoodputModel | None:
-        """Throughput and efficiency as known now, for predictions on other numbers of GPUs; None before a first fit."""
+        """Throughput and efficiency as known, for predictions on other numbers of GPUs; None before a first fit."""
         if self.model is None:
             return None
         allowed = self.allowed
@@ -131,15 +131,15 @@ class Adaptation:
         return replace(model, throughput=corrected(self.model, self.profile.observations(self._gpu_type)))
 
     def fitted(self) -> BatchChoice:
-        """The present total batch as it runs on the present replicas."""
+        """The present total batch, split for the present replicas."""
         return fitting_choice(self.total, self._replicas.num_replicas, self.local_max, self.allowed.accumulation)
 
     def shape(self, step: int) -> StepShape:
-        """What step number `step` should be; asked when its data is issued, in the same order on all replicas."""
+        """The shape of step number `step`; asked when its data is issued, in the same order on all replicas."""
         repeats = self.choice.accumulation + 1
         measured = self._is_measured(step)
         if measured and self._replicas.num_replicas * repeats == 1:
-            # One gradient alone says nothing of its noise; two halves of the batch do, without a bias.
+            # The noise does not show in one gradient alone, but in two halves of the batch, without a bias.
             repeats = 2
         return StepShape(self.total, repeats, measured)
 
@@ -149,30 +149,30 @@ class Adaptation:
             return False
         return self.pace.is_measured(step)
 
-    def is_told_apart(self, step: int, measured: bool) -> bool:
-        """Whether computing is to be timed apart from the rest of this step."""
+    def times_compute(self, step: int, measured: bool) -> bool:
+        """Whether to time the computation of this step separately."""
         return measured or step % (_TIMED_EVERY if self._replicas.num_replicas > 1 else _TIMED_EVERY_ALONE) == 0
 
     def estimate(self) -> NoiseEstimate:
-        """What is known of the gradient noise now."""
+        """The present estimate of the gradient noise."""
         return self.tracker.estimate()
 
     def efficiency(self, total: int) -> float:
-        """Progress per sample of steps of that size once the optimiser has settled on them, as the tuner asks for it.
+        """Progress per sample of steps of that size, once second moments have followed the batch; for the tuner.
 
-        1 up to the initial batch, and before anything is known. A step at S·M0 is worth the gain of Eq. (G9) if the
-        learning rate lets it move that far; under a rule that scales it less, it is worth only what it moves. Second
-        moments shrink with the noise of larger batches, and with them the denominators of Adam and its kin.
+        It is 1 up to the initial batch, and before anything is known. A step at S·M0 is worth the gain of Eq. (G9) if
+        the learning rate lets it move that far; under a rule that scales less, it is worth only as far as it moves. The
+        gradients of larger batches have less noise, so second moments shrink, and with them Adam's denominators.
         """
         believed = self._believed_at(total)
         return 1.0 if believed is None else self._aim(total, believed) * self.allowed.initial / total
 
-    def counted(self, total: int) -> float:
-        """Progress per sample of a step of that size with second moments as they are now, as progress counts it.
+    def counted_efficiency(self, total: int) -> float:
+        """Progress per sample of a step of that size with the present second moments; progress counts this.
 
-        Below `efficiency` for a while after the batch grew: until second moments have followed, steps are too short. On
-        a parabola, at c times the best learning rate, a step of x times its due length is worth x·(2 − c·x)/(2 − c) of
-        it. The rate is taken to be half the best one, as it is on average in a schedule that falls to zero.
+        After the batch grew this is below `efficiency` for a while: until second moments have followed, steps are too
+        short. On a parabola, at c times the best learning rate, a step of x times the right length is worth
+        x·(2 − c·x)/(2 − c) of a right one. We assume c = 1/2, the mean of a schedule that falls to zero.
         """
         believed, efficiency = self._believed_at(total), self.efficiency(total)
         if believed is None or self._moments is None:
@@ -182,18 +182,18 @@ class Adaptation:
         return efficiency * part * (2.0 - _RATE * part) / (2.0 - _RATE)
 
     def _believed_at(self, total: int) -> NoiseEstimate | None:
-        """The noise by which steps of that size count; None where they count in full."""
+        """The noise by which a step of that size is discounted; None where it counts in full."""
         return self.believed if self.adapts and total > self.allowed.initial else None
 
     def _aim(self, total: int, believed: NoiseEstimate) -> float:
-        """Steps at M0 that a step of that size is worth once second moments have followed."""
+        """How many steps at M0 a step of that size is worth, once second moments have followed."""
         scale = total / self.allowed.initial
         gain = float(believed.efficiency.gain(scale))
         ratios = () if self._moments is None else self._moments.final_ratios(gain)
         return min(gain, self._reach(scale, believed, ratios))
 
     def _reach(self, scale: float, believed: NoiseEstimate, ratios: Sequence[float]) -> float:
-        """How far one step moves along the gradient, in steps at M0: learning rate over denominator, by group."""
+        """How far a step moves along the gradient, in steps at M0: by group the learning rate over the denominator."""
         factors = self.rule.factors(scale, believed, math.inf)
         weights = [max(sqr, 0.0) for sqr in believed.group_sqr]
         if len(weights) != len(factors) or not sum(weights) > 0.0:
@@ -204,7 +204,7 @@ class Adaptation:
         return sum(weight * move for weight, move in zip(weights, moves, strict=True)) / sum(weights)
 
     def _find_moments(self) -> None:
-        """Find out whether the optimiser has second moments; asked after each step until that is known."""
+        """Find out whether the optimiser has second moments; called after each step until that is known."""
         meter = self._engine.meter
         kind = meter.kind if meter is not None and self.adapts else "plain"
         if kind != "cold":
@@ -223,68 +223,68 @@ class Adaptation:
         return self.rule.factors(total / self.allowed.initial, self.believed or self.estimate(), epochs)
 
     def trial_from(self, local_batch: int) -> int | None:
-        """The local batch that is known to fit, where this one is larger than any that ran; else None."""
+        """The largest local batch that ran, where this one is larger and so a trial; else None."""
         return max(self.memory.largest_run, 1) if local_batch > self.memory.largest_run else None
 
     def timed_next(self, source: Iterator[_Item]) -> _Item | None:
-        """The next item of a source of data, whose wait is timed; None where there is none."""
+        """The next item of a source of data, None at its end; the clock counts the wait for it."""
         began = time.perf_counter()
         item = next(source, None)
-        self._engine.clock.waited(time.perf_counter() - began)
+        self._engine.clock.add_data_wait(time.perf_counter() - began)
         return item
 
     def begin_step(self, micro: MicroBatch, epochs: float) -> tuple[float, ...]:
-        """The first part of a step is about to be run: the factors of its learning rates."""
-        self._engine.clock.begin(self.is_told_apart(micro.step, micro.measured))
+        """Start a step with its first micro-batch; returns the factors of its learning rates."""
+        self._engine.clock.begin_step(self.times_compute(micro.step, micro.measured))
         return self.factors(micro.total, epochs)
 
     def end_step(self, micro: MicroBatch) -> float:
-        """The optimiser has stepped, and `micro` was the last part: the progress per sample that the step counts."""
-        self._engine.clock.end(micro.repeats, micro.largest_local_batch, micro.measured)
-        return self.stepped(micro.largest_local_batch, micro.total)
+        """End a step whose last micro-batch was `micro`; returns the progress per sample that it counts."""
+        self._engine.clock.end_step(micro.repeats, micro.largest_local_batch, micro.measured)
+        return self.count_step(micro.largest_local_batch, micro.total)
 
-    def stepped(self, local_batch: int, total: int) -> float:
-        """A step was done; the progress per sample that it counts."""
-        self.memory.ran(local_batch)
+    def count_step(self, local_batch: int, total: int) -> float:
+        """Count a step that is done; returns the progress per sample that it counts."""
+        self.memory.note_run(local_batch)
         self._samples += total
         if not self.adapts:
             return 1.0
         if self._is_cold:
-            # What is found after a step contains it already.
+            # Second moments that are found after a step contain that step already.
             self._find_moments()
-            return self.counted(total)
+            return self.counted_efficiency(total)
         if self._moments is None:
             return self.efficiency(total)
         believed, scale = self._believed_at(total), total / self.allowed.initial
-        self._moments.step(1.0 if believed is None else float(believed.efficiency.gain(scale)))
-        counted = self.counted(total)
+        self._moments.add_step(1.0 if believed is None else float(believed.efficiency.gain(scale)))
+        counted = self.counted_efficiency(total)
         self._moments.credit(counted * max(scale, 1.0))
         return counted
 
-    def ran_out(self, local_batch: int) -> int:
-        """Memory did not hold this local batch on some replica: go back to one that fits; returns it."""
-        fitting = self.memory.ran_out(local_batch)
+    def shrink_batch(self, local_batch: int) -> int:
+        """Return to a local batch that fits, where this one ran out of memory on some replica; returns it."""
+        fitting = self.memory.note_out_of_memory(local_batch)
         if self.adapts and self.total > self.allowed.initial and fitting * self.choice.num_gpus >= self.allowed.initial:
             self.total = max(self.allowed.initial, fitting * (self.choice.accumulation + 1) * self.choice.num_gpus)
         self.choice = fitting_choice(self.total, self._replicas.num_replicas, fitting, self.allowed.accumulation)
         return self.choice.local_batch
 
-    def limit(self, largest: int) -> bool:
-        """Stay at or below this local batch, with accumulation where needed; returns whether that is news."""
-        is_new = self.memory.limit(largest)
+    def limit_local_batch(self, largest: int) -> bool:
+        """Limit the local batch, with accumulation where needed; returns whether the limit is new."""
+        is_new = self.memory.set_limit(largest)
         if self.choice.local_batch > largest:
             self.choice = self.fitted()
         return is_new
 
     def change_batch(self, change: BatchChange) -> None:
-        """Go over to another batch."""
+        """Change to another batch."""
         self.choice = change.choice
         self.total = change.choice.total
         self.pace.rounds_since_change = 0
         self.guard.changed()
 
     def go_back(self, total: int, step: int, state: dict[str, Any] | None = None) -> None:
-        """Return to an earlier batch and step, after a spike; `state`: what was saved there, if weights return too."""
+        """Return to an earlier batch and step after a spike; `state` is the saved one, where weights return too."""
         if state is not None:
             self.tracker.load_state_dict(state["tracker"])
             self._restore_moments(state)
@@ -298,7 +298,7 @@ class Adaptation:
         return self.pace.is_round(step)
 
     def round(self, step: int) -> RoundReport:
-        """Bring measurements together; a collective where noise is measured by several replicas."""
+        """Exchange measurements and fit the throughput model; a collective."""
         times = self._engine.clock.drain()
         self._recorder.record(times, self._engine.clock.includes_data_wait)
         self.fit.request(self.profile.observations(self._gpu_type))
@@ -317,7 +317,7 @@ class Adaptation:
         return RoundReport(table.mean_loss, throughput, self._judge(table.mean_loss, samples))
 
     def _own_numbers(self, times: Sequence[StepTime]) -> RoundNumbers:
-        """What this replica measured in the steps of a round."""
+        """This replica's measurements of the steps of a round."""
         losses, count = self._engine.losses()
         plain = [each.step_seconds for each in times if not each.measured]
         measured = [each.step_seconds for each in times if each.measured]
@@ -347,7 +347,7 @@ class Adaptation:
             self.tracker.restart(f"the preconditioner changed from {self._kind} to {meter.kind}")
         self._kind = meter.kind
         if self._moments is not None:
-            self._moments.follow(self._engine.optimizer)
+            self._moments.match_groups(self._engine.optimizer)
         if len(rows.counts) and rows.parts.shape[1] == self.tracker.num_groups:
             self.tracker.add(rows.parts, rows.whole, rows.counts, rows.totals)
         self._update_believed(self.estimate())
@@ -360,11 +360,11 @@ class Adaptation:
             and estimate.num_measured >= MIN_MEASURED
             and estimate.low > self.believed.noise_scale
         ):
-            # Unknown, but at least `low`: what was believed below that is refuted, and would count too little progress.
+            # The noise is at least `low`: a smaller estimate is refuted, and would count too little progress.
             self.believed = replace(estimate, noise_scale=estimate.low)
 
     def next_change(self, progress: float) -> BatchChange | None:
-        """The batch to go over to now, or None. Not while frozen, watched, or before losses are known well enough."""
+        """The batch to change to now; None for none, or while adaptation is frozen or a change is recent."""
         if not self.adapts or self.model is None or self.allowed.maximum is None:
             return None
         if self.guard.is_frozen(progress) or self.guard.is_watching or self.pace.rounds_since_change < _LEAST_ROUNDS:
@@ -399,7 +399,7 @@ class Adaptation:
         }
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Go on from an earlier run, maybe on other replicas: the total batch stays, its split may not."""
+        """Restore a state, maybe on other replicas: the total batch stays, its split may change."""
         self.tracker.load_state_dict(state["tracker"])
         if self.tracker.num_groups != len(self._engine.optimizer.param_groups):
             self.tracker.restart("parameter groups", len(self._engine.optimizer.param_groups))
@@ -418,12 +418,12 @@ class Adaptation:
         if self.adapts and state["num_replicas"] == self._replicas.num_replicas:
             least = max(int(state["accumulation"]), self.allowed.accumulation)
             self.choice = fitting_choice(self.total, self._replicas.num_replicas, self.local_max, least)
-        # The state that a roll-back would return to is gone with the process.
+        # The state to roll back to was in the memory of the old process.
         self.guard.accept_change()
         self.pace.schedule_round(step)
 
     def regrouped(self, state: dict[str, Any], step: int) -> None:
-        """Go on among other replicas, each from the same state and alike in all that decides."""
+        """Restore a state among other replicas; all restore the same one, and so decide alike."""
         self.pace.start_again()
         self._samples = 0
         self._cap = None

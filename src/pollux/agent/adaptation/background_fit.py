@@ -1,10 +1,11 @@
-"""The fit of the throughput model off the training thread, with a deadline.
+"""Fits the throughput model on a thread of its own, with a deadline; training never waits for it.
 
-What is fitted comes from `step_profile`, the fit itself from `pollux.goodput`. Nothing here waits in a training step.
+`step_profile` has the rows, `pollux.goodput` the fit.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -20,27 +21,27 @@ if TYPE_CHECKING:
 __all__ = ["BackgroundFit", "Fitter"]
 
 Fitter: TypeAlias = "Callable[[Sequence[Observation], PublishedThroughput | None], FitResult[PublishedThroughput]]"
-"""`fitter(rows, previous) -> result`: what `pollux.goodput.fit` does."""
+"""`fitter(rows, previous) -> result`, such as `pollux.goodput.fit`."""
 
 _VERSION = 1
-# Threads that outlive their deadline cannot be ended; with this many no further fit is begun.
+_log = logging.getLogger("pollux")
+# A thread that misses its deadline cannot be ended. While this many of them run, no fit starts.
 _MOST_OVERDUE = 2
 
 
 def _published(rows: Sequence[Observation], previous: PublishedThroughput | None) -> FitResult[PublishedThroughput]:
-    # Imported on the thread, so that the training thread pays for neither the import nor the work.
+    # Imported here, so that the training thread does not spend time on the import either.
     from pollux.goodput import fit
 
     return fit(rows, previous)
 
 
 class BackgroundFit:
-    """Fits `PublishedThroughput` on a daemon thread of its own; requests and reads never wait.
+    """Fits `PublishedThroughput` on a daemon thread; requests and reads never wait.
 
-    The newest request wins; one that has not begun when a newer comes is dropped. A fit that raises, does not
-    converge or takes longer than `deadline_seconds` leaves the last good result in place and says so in `reason`.
-    The thread ends when there is nothing to do, and does not keep the interpreter alive. After a fork the child
-    has the results so far, and a thread of its own on its next request.
+    A newer request replaces one that has not started. A fit that raises, does not converge or takes longer than
+    `deadline_seconds` leaves the last good parameters, and `reason` says why. The thread ends when there is nothing to
+    do. After a fork the child has the parameters, and starts a thread of its own with its next request.
     """
 
     def __init__(
@@ -55,7 +56,6 @@ class BackgroundFit:
         self._deadline_seconds = deadline_seconds
         self._fitter = fitter
         self._clock = clock
-        self._good: FitResult[PublishedThroughput] | None = None
         self._previous: PublishedThroughput | None = None
         self._reason = ""
         self._closed = False
@@ -69,19 +69,19 @@ class BackgroundFit:
 
     @property
     def reason(self) -> str:
-        """What went wrong in the newest fit; empty when it was clean or there was none."""
+        """What went wrong in the newest fit; empty where nothing did."""
         with self._lock():
             self._check_deadline()
             return self._reason
 
     @property
     def parameters(self) -> PublishedThroughput | None:
-        """The newest good parameters, fitted here or loaded; None before there are any."""
+        """The newest good parameters, fitted or loaded; None before there are any."""
         with self._lock():
             return self._previous
 
     def request(self, rows: Sequence[Observation]) -> None:
-        """Ask for a fit of these rows and return at once; without rows, or after `close`, nothing happens."""
+        """Request a fit of these rows; ignored without rows and after `close`."""
         if not rows:
             return
         with self._lock():
@@ -92,14 +92,8 @@ class BackgroundFit:
             if self._worker is None:
                 self._start()
 
-    def result(self) -> FitResult[PublishedThroughput] | None:
-        """The newest good result, at once; None before there is one."""
-        with self._lock():
-            self._check_deadline()
-            return self._good
-
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait till nothing is being fitted, for places outside the training loop; whether that came in time."""
+        """Wait until no fit runs, outside of the training loop; whether that was so in time."""
         end = self._clock() + timeout_seconds
         with self._lock():
             while self._worker is not None:
@@ -111,7 +105,7 @@ class BackgroundFit:
             return self._worker is None
 
     def close(self) -> None:
-        """Take no more requests, and drop what has not begun; a fit under way ends by itself. May be called twice."""
+        """Drop a request that has not started, and ignore later ones; a fit that runs ends by itself."""
         with self._lock():
             self._closed = True
             self._pending = None
@@ -125,7 +119,7 @@ class BackgroundFit:
         return {"version": _VERSION, "parameters": None if parameters is None else list(parameters.parameters)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next fit from the parameters of a state."""
+        """Restore the parameters of a state; the next fit starts from them."""
         require_version("the throughput model", state, _VERSION)
         from pollux.goodput import PublishedThroughput
 
@@ -134,10 +128,10 @@ class BackgroundFit:
             self._previous = None if values is None else PublishedThroughput(*values)
 
     def _lock(self) -> threading.Condition:
-        """The lock to hold. A forked child has none of its parent's threads, and begins with nothing under way."""
+        """The lock to hold. A forked child has none of its parent's threads, so no fit runs there."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            # A thread of the parent may have held the old lock at the fork, and no one would ever release it here.
+            # At the fork a thread of the parent may have held the old lock, which nobody would release in the child.
             self._condition = threading.Condition()
             self._pending = self._worker = self._began = None
             self._overdue = []
@@ -147,7 +141,7 @@ class BackgroundFit:
         self._overdue = [thread for thread in self._overdue if thread.is_alive()]
         if len(self._overdue) >= _MOST_OVERDUE:
             self._pending = None
-            self._reason = f"{len(self._overdue)} fits are past their deadline and still running: no further one begun"
+            self._reason = f"{len(self._overdue)} fits are past their deadline and still running: no fit started"
             return
         self._generation += 1
         self._began = None
@@ -155,7 +149,7 @@ class BackgroundFit:
         self._worker.start()
 
     def _check_deadline(self) -> None:
-        """Give up a fit that has run too long: its thread goes on alone, and what it finds is dropped."""
+        """Abandon a fit that has run too long: its thread cannot be ended, but its result is dropped."""
         if self._worker is None or self._began is None:
             return
         if self._clock() - self._began <= self._deadline_seconds:
@@ -187,18 +181,20 @@ class BackgroundFit:
                 self._check_deadline()
                 if generation != self._generation:
                     return
+                if reason:
+                    _log.debug("throughput model: %s", reason)
                 self._reason = reason
                 self._began = None
                 if result is not None:
-                    self._good, self._previous = result, result.parameters
+                    self._previous = result.parameters
 
     def _fitted(
         self, rows: Sequence[Observation], previous: PublishedThroughput | None
     ) -> tuple[FitResult[PublishedThroughput] | None, str]:
-        """The result where it is good, and what to say about it."""
+        """The result where it is good, and the reason where it is not."""
         try:
             result = self._fitter(rows, previous)
-        except Exception as error:  # the edge of the thread's loop: training must not suffer from a fit
+        except Exception as error:  # the edge of the thread's loop: a failed fit must not end training
             return None, f"the fit failed ({type(error).__name__}: {error}): kept the previous parameters"
         if result.converged and result.parameters is not None:
             return result, result.reason

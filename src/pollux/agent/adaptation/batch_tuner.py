@@ -1,4 +1,4 @@
-"""Which batch comes next: the goodput model asked under the agent's rules of caution. A pure computation."""
+"""Chooses the next batch by the goodput model, with the agent's rules of caution. A pure computation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOTALS = 48
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """Another batch, the goodput it promises relative to the present one, and why."""
+    """Another batch, its predicted goodput, also relative to the present one, its efficiency, and the reason."""
 
     choice: BatchChoice
     gain: float
@@ -29,12 +29,12 @@ class BatchChange:
 
 
 def is_clear(estimate: NoiseEstimate) -> bool:
-    """Whether the noise is known well enough to set a batch by it: to a relative width of `MAX_RELATIVE_WIDTH`."""
+    """Whether the noise is known well enough to choose a batch: to a relative width of `MAX_RELATIVE_WIDTH`."""
     return estimate.is_known and estimate.relative_width <= MAX_RELATIVE_WIDTH
 
 
 def fitting_choice(total: int, num_replicas: int, local_max: int | None, accumulation: int = 0) -> BatchChoice:
-    """A total batch as run on K replicas: at least `accumulation` extra micro-steps, and as many as memory asks for."""
+    """A total batch split over K replicas, with `accumulation` extra micro-steps, or more where memory needs it."""
     local = -(-total // num_replicas)
     repeats = accumulation + 1
     if local_max is not None:
@@ -53,8 +53,8 @@ def next_batch(
 ) -> BatchChange | None:
     """The batch of highest goodput within reach, or None to stay.
 
-    `efficiency` is the progress per sample at a total batch that will be counted, which the learning-rate rule may
-    keep below that of the noise alone; by default it is the latter, Eq. (G10). `accumulation` is the least allowed.
+    `efficiency` is the progress per sample at a total batch, which may be below Eq. (G10), the default, where the
+    learning-rate rule scales less. `accumulation` is the least allowed.
 
     Within reach: from M0 to the user's ceiling, at most ×2 and at least ÷2 of the present total. None while the noise
     is not known to a relative width of 1, and for a predicted gain of 5 % or less.
@@ -89,8 +89,8 @@ def _candidates(
 ) -> Iterator[BatchChoice]:
     """The model's own best, and totals in geometric steps with as little accumulation as memory allows.
 
-    The model makes one GPU accumulate beyond M0, to have two gradients to compare; the agent compares two halves
-    on measured steps only, so one micro-step is within its reach.
+    The model has one GPU accumulate beyond M0, since it needs two gradients to compare. The agent compares two halves
+    of the batch, on measured steps only, so other steps can do with one micro-step.
     """
     best, _ = model.best_batch(num_nodes, num_replicas)
     if floor <= best.total <= ceiling and best.accumulation >= accumulation:

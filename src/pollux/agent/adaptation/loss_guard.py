@@ -1,6 +1,6 @@
-"""The guard rail: whether the loss jumped after a change of batch, and for how long adaptation then stays frozen.
+"""The guard rail: notices that the loss jumped after a change of batch, and says how long adaptation stays frozen.
 
-It only judges numbers; the way back to an earlier state is not here.
+`training.rounds` rolls back.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _VERSION = 1
 _BASELINE_ROUNDS = 16
 _FEWEST_ROUNDS = 6
 _WATCHED_ROUNDS = 8
-# With 16 rounds the robust deviation is itself uncertain by a quarter, hence more than the usual three.
+# More than the usual three: after 16 rounds the robust deviation is itself uncertain by a quarter.
 _DEVIATIONS = 5.0
 _HUGE_DEVIATIONS = 15.0
 _SUSTAINED = 2
-# A rise below 5 · 2 % of the level is not worth a rollback, however quiet the loss was.
+# A rise below 5 · 2 % of the level is not worth a roll-back, however little the loss varied.
 _LEAST_RELATIVE = 0.02
 _LARGEST_LOSS = 1e100
 _MAD_TO_DEVIATION = 1.4826
@@ -34,10 +34,10 @@ _FREEZE_GROWTH = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Spike:
-    """A loss that a change of batch made jump: `loss` seen against `expected`, with `deviation` as usual noise.
+    """A jump of the loss after a change of batch, noticed `rounds` rounds later.
 
-    `rounds` is how many rounds after the change it was noticed. `deviation` is 0 where there was too little
-    before the change to tell, which only a loss that is not finite gets past.
+    `expected` is the loss that was to be expected, `deviation` its usual noise. With too few rounds before the change
+    `deviation` is 0; then only a loss that is not finite is a spike.
     """
 
     loss: float
@@ -72,13 +72,12 @@ class _Baseline:
 class LossGuard:
     """Watches the mean loss of rounds (several steps each) for a spike in the 8 rounds after a change of batch.
 
-    Before the change: a robust line (Theil and Sen) through the last 16 rounds, and the median absolute
-    deviation from it, at least 2 % of the level. Expected after it: the level where the change happened, the
-    loss falling no further, or rising on where it rose before. A spike is 5 deviations above that in 2 rounds
-    running, 15 in one round, or a loss that is not finite. Without a change, and with fewer than 6 rounds before
-    it, nothing but a loss that is not finite counts.
+    The rounds before the change give a robust line (Theil and Sen) through the last 16, and the median absolute
+    deviation from it, at least 2 % of the level. The loss expected after the change stays at that level, or goes on
+    rising where it rose before. A spike is 5 deviations above it in 2 successive rounds, 15 in one, or a loss that is
+    not finite. With fewer than 6 rounds before the change only a loss that is not finite counts.
 
-    Adaptation is frozen for `freeze_progress` (samples of progress), and twice as long at each further time.
+    A spike freezes adaptation for `freeze_progress` (samples of progress), each further one for twice as long.
     """
 
     def __init__(self, freeze_progress: float) -> None:
@@ -93,11 +92,11 @@ class LossGuard:
 
     @property
     def is_watching(self) -> bool:
-        """Whether a change is so recent that a spike would be put down to it."""
+        """Whether a change is so recent that a spike would be its fault."""
         return self._after is not None
 
     def record(self, loss: float, samples: int) -> None:
-        """Take in a round: the mean loss over its `samples` samples; after 8 rounds a change is taken as good."""
+        """Add a round, with the mean loss over its `samples` samples; accepts a change after 8 rounds."""
         entry = _Round(loss, max(samples, 1))
         if self._after is None:
             if _is_usable(loss):
@@ -110,13 +109,13 @@ class LossGuard:
         self._after.append(entry)
 
     def changed(self) -> None:
-        """Mark a change of batch: rounds from here on are judged by those before."""
+        """Note a change of batch: later rounds are compared with those before."""
         self.accept_change()
         self._baseline = _baseline(self._before)
         self._after = []
 
     def verdict(self) -> Spike | None:
-        """The spike in the rounds since the last change; None while all is well."""
+        """The spike in the rounds since the last change; None where there is none."""
         if not self._after:
             return None
         last = self._after[-1]
@@ -133,7 +132,7 @@ class LossGuard:
         return Spike(last.loss, _expected(base, rounds), _deviation(base, last), rounds)
 
     def freeze(self, progress: float) -> None:
-        """Freeze adaptation from this progress on, and forget the rounds since the change, which are undone."""
+        """Freeze adaptation from this progress on, and forget the rounds since the change, which a roll-back undoes."""
         self._frozen_until = progress + self._first_freeze * _FREEZE_GROWTH**self._times_frozen
         self._times_frozen += 1
         self._after = None
@@ -145,11 +144,11 @@ class LossGuard:
 
     @property
     def frozen_until(self) -> float:
-        """The progress, in samples, at which adaptation may go on; 0 before the first freeze."""
+        """The progress, in samples, at which the freeze ends; 0 before the first one."""
         return self._frozen_until
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything kept, as plain values for JSON; rounds with a loss that is not finite are left out."""
+        """The guard as plain values for JSON, without rounds whose loss is not finite."""
         after = None if self._after is None else [entry for entry in self._after if _is_usable(entry.loss)]
         base = self._baseline
         return {
@@ -162,7 +161,7 @@ class LossGuard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         require_version("the loss guard", state, _VERSION)
         after, base = state["after"], state["baseline"]
         self._before = [_Round(*entry) for entry in state["before"]]
@@ -172,7 +171,7 @@ class LossGuard:
         self._times_frozen = int(state["times_frozen"])
 
     def accept_change(self) -> None:
-        """Take the last change as good: the rounds since then count with those before the next."""
+        """Accept the last change: its rounds belong to those before the next change."""
         after = [entry for entry in self._after or () if _is_usable(entry.loss)]
         self._before = [*self._before, *after][-_BASELINE_ROUNDS:]
         self._after = None
@@ -180,7 +179,7 @@ class LossGuard:
 
 
 def _is_usable(loss: float) -> bool:
-    """Whether a loss is finite, and so far from overflow that its differences are too."""
+    """Whether a loss is finite, and small enough that differences of losses are finite too."""
     return abs(loss) <= _LARGEST_LOSS
 
 
@@ -193,10 +192,10 @@ def _baseline(rounds: Sequence[_Round]) -> _Baseline | None:
     slope = median((losses[b] - losses[a]) / (b - a) for a in range(count) for b in range(a + 1, count))
     middle = median(loss - slope * (index - count + 1) for index, loss in enumerate(losses))
     residuals = [loss - middle - slope * (index - count + 1) for index, loss in enumerate(losses)]
-    # Where the curve is bent, the line runs below its end; the last rounds themselves then say more.
+    # Where the curve is bent, the line ends below it; then the last rounds give a better level.
     level = max(middle, median(losses[-_FEWEST_ROUNDS // 2 :]))
     mad = _MAD_TO_DEVIATION * median(abs(residual) for residual in residuals)
-    # The line has followed some of the noise, the more so the fewer the rounds.
+    # The line follows some of the noise, more so with fewer rounds.
     mad *= 1.0 + _LOST_TO_THE_LINE / count
     deviation = max(mad, _LEAST_RELATIVE * abs(level), 1e-12)
     return _Baseline(level, slope, deviation, median(entry.samples for entry in rounds))
@@ -207,12 +206,12 @@ def _expected(base: _Baseline, rounds: int) -> float:
 
 
 def _deviation(base: _Baseline, entry: _Round) -> float:
-    """The usual noise of a round of this size: more where it has fewer samples than those before the change."""
+    """The usual noise of a round; larger where it has fewer samples than the rounds before the change."""
     return base.deviation * math.sqrt(max(base.samples / entry.samples, 1.0))
 
 
 def _above(base: _Baseline, entry: _Round, rounds: int) -> float:
-    """How many deviations a round lies above what was expected; infinite where its loss is not finite."""
+    """How many deviations a round lies above the expected loss; infinite where its loss is not finite."""
     if not _is_usable(entry.loss):
         return math.inf
     return (entry.loss - _expected(base, rounds)) / _deviation(base, entry)

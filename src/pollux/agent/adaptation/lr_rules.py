@@ -1,4 +1,4 @@
-"""How the learning rate follows the batch: one factor per parameter group. Schedules over progress are not here."""
+"""How the learning rate follows the batch: one factor for each parameter group. `progress` has the schedules."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ OwnRule: TypeAlias = Callable[[float, float, int], float]
 
 
 class Rule(Protocol):
-    """How learning rates are scaled for a total batch of S·M0."""
+    """Scales learning rates for a total batch of S·M0."""
 
     @property
     def name(self) -> str:
-        """The name the rule is known by; "own" for a user's."""
+        """The name of the rule; "own" for a user's function."""
 
     def factors(self, scale: float, estimate: NoiseEstimate, progress: float) -> tuple[float, ...]:
-        """What each parameter group's learning rate is multiplied by; exactly 1 at scale 1, else finite and above 0.
+        """The factor of each parameter group's learning rate; exactly 1 at scale 1, else finite and above 0.
 
-        `scale` is S = M/M0; `progress` is in the unit in which the warm-up was given.
+        `scale` is S = M/M0; `progress` has the unit of the warm-up.
         """
 
 
@@ -54,7 +54,7 @@ def _linear(scale: float, estimate: NoiseEstimate, group: int, progress: float, 
 def _legw(scale: float, estimate: NoiseEstimate, group: int, progress: float, warmup: float) -> float:
     """√S, with a linear warm-up of length w stretched to w·S.
 
-    The schedule itself ramps by min(1, p/w), so what is missing is min(1, p/(w·S))/min(1, p/w).
+    The schedule itself has the factor min(1, p/w), so this adds min(1, p/(w·S))/min(1, p/w).
     """
     if warmup <= 0.0:
         return math.sqrt(scale)
@@ -106,10 +106,11 @@ def names() -> tuple[str, ...]:
 def create(rule: str | OwnRule, *, warmup: float = 0.0) -> Rule:
     """The rule of that name, or the user's own `f(scale, gain, group_index) -> factor`.
 
-    - `adascale`: the gain of the group, by its own noise where that is known, else by all; cautious while unknown
+    - `adascale`: the gain by the group's own noise where that is known, else by that of all groups; cautious where
+      neither is known
     - `sqrt`: √S; `linear`: S; `none`: 1
-    - `legw`: √S with a longer warm-up. `warmup` is the length of the linear warm-up that the schedule has at M0, in the
-      unit of progress that `factors` is called with; the other rules do not use it.
+    - `legw`: √S with a longer warm-up. `warmup` is the length of the schedule's linear warm-up at M0, in the unit of
+      the `progress` of `factors`; the other rules do not use it.
     """
     if not (math.isfinite(warmup) and warmup >= 0.0):
         raise InvalidInput(f"warmup is {warmup}: give the length of the schedule's warm-up in progress, 0 or more")
@@ -133,16 +134,16 @@ def create(rule: str | OwnRule, *, warmup: float = 0.0) -> Rule:
 def default_rule(optimizer: _HasDefaults) -> str:
     """`sqrt` for optimisers that normalise their steps (Adam and its kin, AdaGrad, RMSprop, Lion), else `adascale`.
 
-    They are recognised by the options `betas` or `eps`, which plain and momentum SGD do not have.
+    An optimiser that normalises has the option `betas` or `eps`; plain and momentum SGD have neither.
     """
     return "sqrt" if {"betas", "eps"} & set(optimizer.defaults) else "adascale"
 
 
 @contextlib.contextmanager
 def scaled_rates(groups: Sequence[MutableMapping[str, Any]], factors: Sequence[float]) -> Iterator[None]:
-    """Multiply each parameter group's learning rate for one optimiser step, and put the base rates back after it.
+    """Multiply each parameter group's learning rate for one optimiser step, and restore the base rates after it.
 
-    Schedules and logs thus see the base rates alone. Factors that are all 1 leave the groups untouched.
+    So schedules and logs see the base rates only.
     """
     if all(factor == 1.0 for factor in factors):
         yield

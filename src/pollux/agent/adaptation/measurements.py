@@ -1,6 +1,6 @@
-"""What adaptation asks of the framework that takes the steps: times, gradient noise, losses, exchanged numbers.
+"""What a framework supplies to adaptation: times of steps, gradient noise, losses, and exchange between replicas.
 
-PyTorch's implementations are in `step` and `distributed`; another framework supplies its own.
+PyTorch's implementations are in `step` and `distributed`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["GroupedOptimizer", "NoiseMeter", "NoiseRows", "ReplicaExchange", "St
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step's times in seconds: the whole step, the host's wait for data, and, where it was told apart, the
-    forward and backward pass of one micro-step (`compute_seconds`)."""
+    """One step's times in seconds: the whole step, the host's wait for data, and the forward and backward pass of one
+    micro-step (`compute_seconds`); None where that was not timed."""
 
     step_seconds: float
     data_seconds: float
@@ -30,10 +30,10 @@ class StepTime:
 
 
 class NoiseRows(Protocol):
-    """Squared gradient lengths of the steps that were measured since the last call, a row for each step.
+    """Squared gradient lengths of measured steps, a row for each step and a column for each parameter group.
 
-    `parts` and `whole` have a column for each parameter group. `parts` and `counts` are this replica's own share and
-    are added up over replicas; `whole` and `totals` are the same on all of them. See `noise_scale.estimates`.
+    `parts` and `counts` are this replica's shares, to be summed over replicas; `whole` and `totals` are equal on all of
+    them. See `noise_scale.estimates`.
     """
 
     @property
@@ -62,14 +62,14 @@ class NoiseMeter(Protocol):
 
     @property
     def kind(self) -> str:
-        """Which preconditioner: "plain", "adam" and so on; "cold" before an optimiser that has one has stepped."""
+        """The kind of preconditioner: "plain", "adam" and so on; "cold" before the first step of one that has state."""
 
     @property
     def is_warm(self) -> bool:
-        """Whether the preconditioner has seen enough steps for measuring to make sense."""
+        """Whether the preconditioner has seen enough steps to measure by it."""
 
     def collect(self) -> NoiseRows:
-        """The rows since the last call; does not wait for a device."""
+        """The rows since the last call, without waiting for a device."""
 
 
 class StepTimer(Protocol):
@@ -77,19 +77,19 @@ class StepTimer(Protocol):
 
     @property
     def includes_data_wait(self) -> bool:
-        """Whether times of computing contain the wait for data, as on a device that runs behind the host."""
+        """Whether compute times contain the wait for data, as on a device that runs behind the host."""
 
-    def begin(self, told_apart: bool) -> None:
-        """A step begins; `told_apart`: computing is to be timed apart from the rest of it."""
+    def begin_step(self, told_apart: bool) -> None:
+        """Start to time a step; `told_apart`: time its computation separately."""
 
-    def waited(self, seconds: float) -> None:
-        """The host waited for data."""
+    def add_data_wait(self, seconds: float) -> None:
+        """Add a wait of the host for data."""
 
-    def end(self, repeats: int, local_batch: int, measured: bool) -> None:
-        """The optimiser has stepped."""
+    def end_step(self, repeats: int, local_batch: int, measured: bool) -> None:
+        """End the step: the optimiser has stepped."""
 
     def drain(self) -> list[StepTime]:
-        """The steps that are over since the last call."""
+        """The steps that ended since the last call."""
 
 
 class GroupedOptimizer(Protocol):
@@ -101,19 +101,19 @@ class GroupedOptimizer(Protocol):
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """By parameter, what the optimiser keeps of it; `step` counts its steps, where it does."""
+        """The optimiser's state by parameter; `step` in it, where there is one, counts its steps."""
 
 
 class StepSource(Protocol):
-    """Where steps are taken, as far as measuring them goes."""
+    """What takes the steps, as far as adaptation measures them."""
 
     @property
     def meter(self) -> NoiseMeter | None:
-        """Measures gradient noise; None: nothing does."""
+        """Measures gradient noise; None where nothing does."""
 
     @property
     def optimizer(self) -> GroupedOptimizer:
-        """Whose parameter groups have noise and learning rates."""
+        """The optimiser whose learning rates are scaled."""
 
     @property
     def clock(self) -> StepTimer:
@@ -123,7 +123,7 @@ class StepSource(Protocol):
         """Sum over steps of this replica's share of the mean loss, and the number of steps, since the last call."""
 
     def predicted_local_batch(self, local_batch: int) -> int | None:
-        """The largest local batch that memory should hold, where `local_batch` runs now; None: cannot be told."""
+        """The largest local batch that memory should hold, where `local_batch` runs now; None: not known."""
 
 
 class ReplicaExchange(Protocol):
@@ -131,14 +131,14 @@ class ReplicaExchange(Protocol):
 
     @property
     def num_replicas(self) -> int:
-        """How many there are."""
+        """The number of replicas."""
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes they run on."""
+        """The number of nodes that they run on."""
 
     def gather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
-        """Everyone's numbers, one row for each replica, the same on all of them; a collective."""
+        """The numbers of all replicas, a row for each, equal on all of them; a collective."""
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
-        """The sums of everyone's signed 64-bit integers, which wrap around; a collective."""
+        """The sums over replicas of signed 64-bit integers, which wrap around; a collective."""

@@ -1,4 +1,4 @@
-"""Which local batches memory held, and which it did not, by type of GPU; how an error is noticed is in `step.oom`."""
+"""Which local batches fit into memory, by type of GPU; `step.oom` notices that one does not."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class MemoryLimits:
         burst = self._burst.get(self.gpu_type)
         return None if burst is None else max(burst - 1, 1)
 
-    def ran(self, local_batch: int) -> None:
-        """A whole step ran with this local batch."""
+    def note_run(self, local_batch: int) -> None:
+        """Note that a whole step ran with this local batch."""
         if local_batch > self.largest_run:
             self._held[self.gpu_type] = local_batch
 
-    def ran_out(self, local_batch: int) -> int:
-        """This local batch was too large; returns the one to go back to."""
+    def note_out_of_memory(self, local_batch: int) -> int:
+        """Note that this local batch was too large; returns the one to return to."""
         self._burst[self.gpu_type] = min(self._burst.get(self.gpu_type, local_batch), local_batch)
         fitting = self.largest_run if self.largest_run < local_batch else 0
         if fitting == 0:
             self._held.pop(self.gpu_type, None)
         return fitting or max(local_batch // 2, 1)
 
-    def limit(self, largest: int) -> bool:
-        """An earlier start died above `largest`: never again; returns whether that was not known yet."""
+    def set_limit(self, largest: int) -> bool:
+        """Never try more than `largest` again, above which an earlier start died; returns whether that is new."""
         is_new = self.largest is None or self.largest > largest
         if is_new:
             self._burst[self.gpu_type] = largest + 1
@@ -54,6 +54,6 @@ class MemoryLimits:
         return {"held": dict(self._held), "burst": dict(self._burst)}
 
     def load_state_dict(self, state: dict[str, dict[str, int]]) -> None:
-        """Take up what an earlier run learned."""
+        """Restore what an earlier run learned."""
         self._held = {str(key): int(value) for key, value in state["held"].items()}
         self._burst = {str(key): int(value) for key, value in state["burst"].items()}

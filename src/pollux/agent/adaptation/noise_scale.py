@@ -1,10 +1,11 @@
-"""Gradient noise from squared gradient lengths: what one step says, the running average, and its interval.
+"""Gradient noise from squared gradient lengths: the estimate of one step, the running average, and its interval.
 
 `gradient_norms` measures the lengths; `lr_rules` and `pollux.goodput` use the noise scale.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,22 +24,22 @@ __all__ = [
     "FAR", "MEMORY", "MIN_MEASURED", "MIN_SIGNAL", "RECENT", "NoiseEstimate", "NoiseTracker", "estimates", "fieller",
 ]  # fmt: skip
 
-FAR = 10.0  # times the batch: from there on a bounded interval needs more evidence
+FAR = 10.0  # times the batch: above it a bounded interval needs more evidence
 MEMORY = 200.0  # measured steps that the average is worth
-RECENT = 40.0  # measured steps that the average which notices a drift is worth, at most a quarter of the memory
+RECENT = 40.0  # measured steps that the recent average is worth, which notices a drift; at most memory / 4
 MIN_MEASURED = 20  # below it the rows are too skewed for Student's quantiles
 MIN_SIGNAL = 6.0  # standard errors of sqr
 _FASTEST = 2.0
 _QUANTILE = NormalDist().inv_cdf(0.975)
 _STRICT_QUANTILE = NormalDist().inv_cdf(0.9995)
-_DRIFT_QUANTILE = NormalDist().inv_cdf(0.995)  # asked after every row: a false alarm in some thousand rows
-_OLDER = 1.5  # times the weight of the recent rows: below it the two averages are much the same rows
+_DRIFT_QUANTILE = NormalDist().inv_cdf(0.995)  # checked after every row: one false alarm in some thousand rows
+_OLDER = 1.5  # times the weight of the recent rows: below it both averages have mostly the same rows
 
 
 def estimates(
     parts: FloatArray, whole: FloatArray, counts: FloatArray, totals: FloatArray, initial_batch: float
 ) -> tuple[FloatArray, FloatArray]:
-    """The squared true gradient and the variance at M0 that single steps show; both unbiased, either may be negative.
+    """Estimates of the squared true gradient and the variance at M0 from single steps; unbiased, maybe negative.
 
     A step of B samples comes in `count` parts gᵢ, each the mean over bᵢ samples, Σ bᵢ = B. With
     L = Σ (bᵢ/B)·|P⁻¹gᵢ|² (`parts`) and T = |P⁻¹ Σ (bᵢ/B)·gᵢ|² (`whole`):
@@ -58,9 +59,9 @@ def estimates(
 def fieller(mean_var: float, mean_sqr: float, cov: Sequence[Sequence[float]], quantile: float) -> tuple[float, float]:
     """Fieller's interval for ρ = var/sqr ≥ 0 of two means with covariance [[Vss, Vsv], [Vsv, Vvv]] of (sqr, var).
 
-    It holds every ρ with (var − ρ·sqr)² ≤ q²·(Vvv − 2ρ·Vsv + ρ²·Vss). Where sqr is not told apart from 0, this set
-    reaches to infinity and `(low, inf)` is returned, `low` being what can be said still; where it is everything,
-    or contradicts ρ ≥ 0, `(0, inf)`. A set in two pieces is returned as the interval that spans them.
+    It is the set of all ρ with (var − ρ·sqr)² ≤ q²·(Vvv − 2ρ·Vsv + ρ²·Vss). Where sqr may be 0 the set is unbounded and
+    the answer is `(low, inf)`; where it holds all ρ, or none ≥ 0, the answer is `(0, inf)`. For a set in two pieces the
+    answer is the interval around both.
     """
     square = quantile * quantile
     a = mean_sqr * mean_sqr - square * cov[0][0]
@@ -69,7 +70,7 @@ def fieller(mean_var: float, mean_sqr: float, cov: Sequence[Sequence[float]], qu
     discriminant = b * b - a * c
     if a == 0.0 or not discriminant >= 0.0:
         return 0.0, math.inf
-    # The root of larger size first, the other from their product c/a: neither suffers from cancellation.
+    # First the larger root, then the other from their product c/a: so neither suffers from cancellation.
     far = (b + math.copysign(math.sqrt(discriminant), b)) / a
     near = c / (a * far) if far != 0.0 else 0.0
     first, second = min(far, near), max(far, near)
@@ -82,12 +83,12 @@ def fieller(mean_var: float, mean_sqr: float, cov: Sequence[Sequence[float]], qu
 
 @dataclass(frozen=True, slots=True)
 class NoiseEstimate:
-    """What is known of the gradient noise, averaged over the tracker's memory.
+    """An estimate of the gradient noise, averaged over the tracker's memory.
 
     `grad_sqr` and `grad_var` (at the initial batch) are raw means that may be below zero by chance, and the group
     tuples are their parts by parameter group. `noise_scale` is φ = M0·var/sqr, Eq. (G8), in samples, infinite where
     sqr ≤ 0. `low` to `high` is its 95 % interval; `high` is infinite where sqr does not stand clear of zero,
-    and `low` then says "at least". `group_known` tells whose own sqr does. `biased` marks successive differences.
+    and `low` then says "at least". `group_known` says the same of each group's own sqr.
     """
 
     initial_batch: int
@@ -100,7 +101,6 @@ class NoiseEstimate:
     group_var: tuple[float, ...]
     group_known: tuple[bool, ...]
     num_measured: int
-    biased: bool = False
 
     @property
     def relative_width(self) -> float:
@@ -125,9 +125,9 @@ class NoiseEstimate:
         return _efficiency(self.initial_batch, self.low)
 
     def gain(self, scale: float, group: int | None = None) -> float:
-        """Steps at M0 that one step at S·M0 is worth, Eq. (G9), by one group's own noise where that is known.
+        """How many steps at M0 one step at S·M0 is worth, Eq. (G9), by the group's own noise where that is known.
 
-        Otherwise by the noise of all groups together, and by its lower end where that is unknown too.
+        Else by the noise of all groups together; where that is not known either, by the lower end of its interval.
         """
         if group is not None and self.group_known[group] and self.num_measured >= MIN_MEASURED:
             phi = self.initial_batch * max(self.group_var[group], 0.0) / self.group_sqr[group]
@@ -135,7 +135,7 @@ class NoiseEstimate:
         return float((self.efficiency if self.is_known else self.cautious_efficiency).gain(scale))
 
     def describe(self) -> str:
-        """One line for people."""
+        """The estimate as one line of text."""
         measured = f"after {self.num_measured:,} measured step{'' if self.num_measured == 1 else 's'}"
         if self.is_known:
             limits = f"95 %: {_rounded(self.low)} to {_rounded(self.high)}"
@@ -151,16 +151,18 @@ class NoiseEstimate:
 
     @classmethod
     def restored(cls, values: Mapping[str, Any] | None) -> NoiseEstimate | None:
-        """What `state_dict` gave; None for None."""
+        """The estimate of a `state_dict`; None for None."""
         if values is None:
             return None
         open_ended = {name: math.inf if values[name] is None else values[name] for name in ("noise_scale", "high")}
         lists = {name: tuple(values[name]) for name in ("group_sqr", "group_var", "group_known")}
-        return cls(**{**values, **open_ended, **lists})
+        # Older checkpoints have one more entry.
+        known = {name: values[name] for name in cls.__slots__}
+        return cls(**{**known, **open_ended, **lists})
 
 
 def _efficiency(initial_batch: int, noise_scale: float) -> Efficiency:
-    """Lengths are in an arbitrary unit, so they are brought to sqr + var = 1, clear of the floor under var."""
+    """The unit of lengths is arbitrary: with sqr + var = 1, var is far above its floor."""
     share = 1.0 if math.isinf(noise_scale) else noise_scale / (noise_scale + initial_batch)
     return Efficiency(initial_batch, 1.0 - share, share)
 
@@ -170,7 +172,7 @@ def _rounded(value: float) -> str:
 
 
 def _student(normal: float, degrees: float) -> float:
-    """Student's quantile from the normal one by its expansion; within 1 % from 8 degrees of freedom on."""
+    """Student's quantile by an expansion of the normal one; within 1 % from 8 degrees of freedom on."""
     z, n = normal, max(degrees, 1.0)
     first = (z**3 + z) / 4.0
     second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
@@ -185,13 +187,12 @@ class NoiseTracker:
     default: twice what brings the interval's relative width below 0.5 where φ is near the batch). Steps at S·M0
     pass S times the data, so they age the memory by θ^min(S, 2): the published factor has S in the exponent
     without the limit, which at large S would leave too few rows for any interval. Given the parameters, steps draw
-    their samples independently; the variance of a mean is therefore that of the rows times Σw²/(1 − Σw²), which counts
-    a drift of the truth as noise and so errs to the wide side. Rows from successive differences share a gradient with
-    the next row; such a sequence has at most twice the variance of an independent one, and gets that.
+    their samples independently; the variance of a mean is therefore that of the rows times Σw²/(1 − Σw²). That counts
+    a drift of the true noise as variance, which makes the interval wider, never narrower.
 
-    Beside it runs an average worth `RECENT` rows. As training goes on squared gradients shrink, so old rows, with
-    lengths many times those of today, would rule a mean for long. Where the recent rows' own 99 % interval excludes
-    φ of the long average, the truth has drifted: the long one is forgotten and goes on from the recent rows.
+    A second average is worth `RECENT` rows. Squared gradients shrink during training, so old rows, many times longer,
+    would dominate a mean for long. Where the 99 % interval of the recent rows excludes φ of the long average, the true
+    noise has drifted: the recent average then replaces the long one.
     """
 
     def __init__(self, initial_batch: int, num_groups: int, memory: float = MEMORY) -> None:
@@ -210,44 +211,35 @@ class NoiseTracker:
 
     def _clear(self, num_groups: int) -> None:
         self._num_groups = num_groups
-        self._biased = False
         self._means = RunningMeans(num_groups)
         self._recent = RunningMeans(num_groups)
 
     @property
     def num_groups(self) -> int:
-        """How many parameter groups the rows have."""
+        """The parameter groups of the rows."""
         return self._num_groups
 
     @property
     def num_measured(self) -> int:
-        """Rows taken in since the last restart; after a drift, what the rows kept are worth, and those since."""
+        """Rows since the last restart; after a drift, those since, and the worth of the rows that were kept."""
         return self._means.count
 
     def restart(self, reason: str, num_groups: int | None = None) -> None:
-        """Forget all rows, for instance because the optimiser's preconditioner or its groups changed."""
+        """Forget all rows, for instance because the optimiser's groups changed."""
         self.last_restart = reason
         self._clear(self._num_groups if num_groups is None else num_groups)
 
-    def add(
-        self, parts: ArrayLike, whole: ArrayLike, counts: ArrayLike, totals: ArrayLike, *, biased: bool = False
-    ) -> int:
-        """Take in measured steps: rows of L and T by group, parts and samples of each; how many were used.
+    def add(self, parts: ArrayLike, whole: ArrayLike, counts: ArrayLike, totals: ArrayLike) -> int:
+        """Add measured steps: rows of L and T by group, the parts and samples of each; returns how many were used.
 
         Rows with a value that is not finite (a step that overflowed) or with fewer than two parts are dropped.
-        Rows from successive gradients are `biased`: the first real ones replace them, and none is taken after that.
         """
         columns = self._columns(parts, whole, counts, totals)
         usable = (columns[2] >= 2.0) & (columns[3] >= columns[2]) & np.isfinite(columns[3])
         usable &= np.isfinite(columns[0]).all(axis=1) & np.isfinite(columns[1]).all(axis=1)
-        if biased and self.num_measured > 0 and not self._biased:
-            usable[:] = False
         self.num_dropped += int(len(usable) - usable.sum())
         if not usable.any():
             return 0
-        if self._biased and not biased:
-            self.restart("measured within steps, no longer between them")
-        self._biased = biased
         kept = [value[usable] for value in columns]
         sqr, var = estimates(kept[0], kept[1], kept[2], kept[3], self.initial_batch)
         for row_sqr, row_var, total in zip(sqr, var, kept[3], strict=True):
@@ -255,7 +247,7 @@ class NoiseTracker:
         return int(usable.sum())
 
     def _columns(self, *given: ArrayLike) -> list[FloatArray]:
-        """The arguments of `add` as arrays, once their shapes fit each other and the groups."""
+        """The arguments of `add` as arrays; `InvalidInput` where their shapes do not fit."""
         columns = [np.asarray(value, dtype=np.float64) for value in given]
         rows = columns[2].shape[0] if columns[2].ndim == 1 else -1
         if [value.shape for value in columns] != [(rows, self._num_groups)] * 2 + [(rows,)] * 2:
@@ -268,7 +260,7 @@ class NoiseTracker:
         self._means.add(row, total, _factor(self.memory) ** ageing)
         self._recent.add(row, total, _factor(min(RECENT, max(self.memory / 4.0, 2.0))))
         if self._recent.count >= RECENT and self._means.weight >= _OLDER * self._recent.weight and self._has_drifted():
-            self._means = self._recent.copied()
+            self._means = copy.deepcopy(self._recent)
             self._means.count = round(self._recent.degrees) + 1
             self.num_drifts += 1
 
@@ -279,12 +271,12 @@ class NoiseTracker:
         return not low <= believed <= high
 
     def estimate(self) -> NoiseEstimate:
-        """What the rows so far say; unknown before the first."""
+        """The estimate from the rows so far; unknown before the first."""
         means, count = self._means, self._num_groups
         sqr, var = float(means.mean[0]), float(means.mean[1])
         group_sqr, group_var = means.mean[2 : 2 + count], means.mean[2 + count :]
         low, high = self._interval(means, _QUANTILE)
-        spread = self._spread(means)
+        spread = means.spread
         known = np.zeros(count, dtype=bool)
         if math.isfinite(spread):
             known = group_sqr > MIN_SIGNAL * np.sqrt(means.group_moment * spread)
@@ -299,21 +291,16 @@ class NoiseTracker:
             group_var=tuple(group_var.tolist()),
             group_known=tuple(known.tolist()),
             num_measured=means.count,
-            biased=self._biased,
         )
-
-    def _spread(self, means: RunningMeans) -> float:
-        return 2.0 * means.spread if self._biased else means.spread
 
     def _interval(self, means: RunningMeans, quantile: float) -> tuple[float, float]:
         """Limits of φ/M0.
 
-        The signal fades as the noise scale grows beyond the batch, until what looks like one is chance: one 95 %
-        interval in forty would be bounded and too low, at any noise scale however far. So there is no upper limit
-        where sqr does not stand `MIN_SIGNAL` standard errors above zero (it would leave a width of 3/4 of φ or more,
-        of no use), and it is that of a 99.9 % interval where φ seems `FAR` times the batch or more.
+        Far above the batch the signal is weak: one 95 % interval in forty would be bounded and too low by chance. So
+        there is no upper limit where sqr is less than `MIN_SIGNAL` standard errors above zero (the width would be 3/4
+        of φ or more, of no use), and it is that of a 99.9 % interval where φ is `FAR` times the batch or more.
         """
-        spread, degrees = self._spread(means), means.degrees
+        spread, degrees = means.spread, means.degrees
         if not math.isfinite(spread):
             return 0.0, math.inf
         sqr, var = float(means.mean[0]), float(means.mean[1])
@@ -326,7 +313,7 @@ class NoiseTracker:
         return low, high
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
+        """The tracker as plain numbers, strings and lists."""
         return {
             "initial_batch": self.initial_batch,
             "num_groups": self._num_groups,
@@ -334,15 +321,14 @@ class NoiseTracker:
             "num_dropped": self.num_dropped,
             "num_drifts": self.num_drifts,
             "last_restart": self.last_restart,
-            "biased": self._biased,
             **self._means.state_dict(),
             "recent": {"count": self._recent.count, **self._recent.state_dict()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave; the initial batch must be the same, and the memory stays this tracker's.
+        """Restore a `state_dict` of the same initial batch; the memory stays that of this tracker.
 
-        A checkpoint on disk may lack the average of recent rows, which then starts empty.
+        An older checkpoint may lack the average of recent rows, which then starts empty.
         """
         if state["initial_batch"] != self.initial_batch:
             raise CheckpointMismatch(
@@ -355,11 +341,10 @@ class NoiseTracker:
         recent = RunningMeans.restored(kept, num_groups, int(kept["count"])) if kept else RunningMeans(num_groups)
         self._clear(num_groups)
         self._means, self._recent = means, recent
-        self._biased = bool(state["biased"])
         self.num_dropped, self.num_drifts = int(state["num_dropped"]), int(state.get("num_drifts", 0))
         self.last_restart = str(state["last_restart"])
 
 
 def _factor(memory: float) -> float:
-    """How much of a row's weight is left one row later, in an average worth `memory` rows."""
+    """The part of a row's weight that is left one row later, in an average worth `memory` rows."""
     return (memory - 1.0) / (memory + 1.0)

@@ -1,4 +1,4 @@
-"""How far a job has come: samples, progress, epochs, and the place in the learning-rate schedule."""
+"""A job's samples, progress and epochs, and its place in the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class _Scheduler(Protocol):
 
 
 class TrainingProgress:
-    """Progress = Σ samples·efficiency over the steps that happened, in samples at the initial batch M0.
+    """Progress is Σ samples·efficiency over all steps, in samples at the initial batch M0.
 
-    An *epoch* is `epoch_size` of progress; at the initial batch, one pass over the data. `epoch_size` None: not
-    known yet (a stream on its first pass), and the end of the pass ends the epoch.
+    An *epoch* is `epoch_size` of progress; at the initial batch, one pass over the data. `epoch_size` is None while it
+    is not known (a stream on its first pass); then the end of the pass ends the epoch.
     """
 
     def __init__(self, epoch_size: int | None) -> None:
@@ -33,7 +33,7 @@ class TrainingProgress:
         self.epoch_began = 0.0
 
     def add(self, samples: int, efficiency: float) -> None:
-        """One optimiser step with so many samples."""
+        """Count an optimiser step of so many samples."""
         self.steps += 1
         self.samples += samples
         self.progress += samples * efficiency
@@ -45,7 +45,7 @@ class TrainingProgress:
 
     @property
     def epoch_reached(self) -> bool:
-        """Whether the current epoch has had its progress; never where its size is not known."""
+        """Whether the progress of the current epoch is complete; false while the size of an epoch is not known."""
         return self.epoch_size is not None and self.in_epoch >= self.epoch_size * (1.0 - _SLACK)
 
     @property
@@ -54,13 +54,13 @@ class TrainingProgress:
         return self.epoch + (self.in_epoch / self.epoch_size if self.epoch_size else 0.0)
 
     def scheduled_steps(self, initial_batch: int) -> int:
-        """How often a schedule by step is due by now: an epoch has as many as optimiser steps at the initial batch."""
+        """How often a schedule by step should have advanced: once per step that an epoch has at the initial batch."""
         if not self.epoch_size:
             return math.floor(self.progress / initial_batch + _SLACK)
         return math.floor(self.epochs * math.ceil(self.epoch_size / initial_batch) + _SLACK)
 
     def close_epoch(self) -> None:
-        """The next epoch begins. What was done beyond this one's end counts for it, what was left out does not."""
+        """Start the next epoch. Progress beyond the end of this one counts for the next; a missing rest is dropped."""
         reached = self.epoch_reached and self.epoch_size is not None
         self.epoch_began = self.epoch_began + (self.epoch_size or 0) if reached else self.progress
         self.epoch += 1
@@ -72,7 +72,7 @@ class TrainingProgress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from an earlier run."""
+        """Restore a state."""
         self.steps, self.samples, self.epoch = int(state["steps"]), int(state["samples"]), int(state["epoch"])
         self.progress, self.epoch_began = float(state["progress"]), float(state["epoch_began"])
         if self.epoch_size is None and state["epoch_size"] is not None:
@@ -96,7 +96,7 @@ class Schedule:
 
     @property
     def taken(self) -> int:
-        """How often it was advanced; set where a state is restored."""
+        """How often it has advanced; set where a state is restored."""
         return self._taken
 
     @taken.setter
@@ -104,7 +104,7 @@ class Schedule:
         self._taken, self._left_at = taken, None
 
     def after_step(self, progress: TrainingProgress) -> None:
-        """Advance to where the progress is."""
+        """Advance a schedule by step to the present progress."""
         if self.unit != "step":
             return
         if self._exact:
@@ -112,12 +112,12 @@ class Schedule:
         else:
             due = progress.scheduled_steps(self._initial)
             if progress.epoch_size is not None:
-                # What was done beyond an epoch's end counts in the next one: a schedule of so many steps ends with it.
+                # Progress beyond an epoch's end counts in the next one; the schedule must not run ahead of the epoch.
                 due = min(due, (progress.epoch + 1) * math.ceil(progress.epoch_size / self._initial))
         self._advance(due)
 
     def after_epoch(self) -> None:
-        """One epoch is over."""
+        """Advance a schedule by epoch."""
         if self.unit == "epoch":
             self._advance(self.taken + 1)
 

@@ -1,4 +1,4 @@
-"""What replicas tell each other in a round, as one row of numbers each, and what all of them read from the table."""
+"""The exchange of a round: each replica gives a row of numbers, and all read the same table."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NOISE = _MODEL + 1 + _PARAMETERS
 class RoundNumbers:
     """One replica's measurements of a round.
 
-    `loss_sum` is the sum over `num_losses` steps of this replica's share of the mean loss. `step_seconds` is the
-    median of steps without measuring, `measuring_cost` what measuring adds to it, relative to it; both NaN where there
-    were no such steps. `memory_holds` is the largest local batch that memory should hold, None where that is not known.
+    `loss_sum` is the sum over `num_losses` steps of this replica's share of the mean loss. `step_seconds` is the median
+    of steps without measuring, `measuring_cost` the relative time that measuring adds; both NaN without such steps.
+    `memory_holds` is the largest local batch that memory should hold, None where that is not known.
     """
 
     loss_sum: float
@@ -49,7 +49,7 @@ class SummedNoise:
 
 @dataclass(frozen=True, slots=True)
 class RoundTable:
-    """What all replicas decide by: equal on each of them to the last bit.
+    """The numbers that all replicas decide from: equal on each of them to the last bit.
 
     Times and the throughput model are those of replica 0, `memory_holds` is the least of all.
     """
@@ -63,7 +63,7 @@ class RoundTable:
 
 
 def exchange(mine: RoundNumbers, replicas: ReplicaExchange) -> RoundTable:
-    """Bring every replica's numbers together; a collective."""
+    """Exchange the numbers of all replicas; a collective."""
     rows = mine.noise
     arrays = [] if rows is None else [_floats(each) for each in (rows.parts, rows.whole, rows.counts)]
     noise = [value for each in arrays for value in each.reshape(-1).tolist()]
@@ -80,7 +80,7 @@ def exchange(mine: RoundNumbers, replicas: ReplicaExchange) -> RoundTable:
 
 
 def _row(mine: RoundNumbers) -> list[float]:
-    """The numbers of a replica whose count does not depend on what was measured."""
+    """A replica's numbers without the noise, whose length varies."""
     model = [0.0] * (1 + _PARAMETERS) if mine.model is None else [1.0, *mine.model.parameters]
     memory_holds = float(mine.memory_holds or 0)
     return [mine.loss_sum, float(mine.num_losses), mine.step_seconds, mine.measuring_cost, memory_holds, *model]
@@ -92,7 +92,7 @@ def _floats(values: Any) -> _Floats:
 
 def _summed(columns: _Floats, shape: tuple[int, ...], totals: _Floats) -> SummedNoise:
     size = int(np.prod(shape))
-    # The whole step's length is equal on all replicas but for rounding, which must not decide either.
+    # `whole` is equal on all replicas but for rounding, and the decisions must not differ by that: replica 0's counts.
     return SummedNoise(
         parts=columns[:, :size].sum(axis=0).reshape(shape),
         whole=columns[0, size : 2 * size].reshape(shape),

@@ -1,6 +1,6 @@
-"""How often the replicas meet for a round, and how often a step is measured: by what both cost.
+"""How often there is a round, and how often a step is measured, so that both cost little.
 
-All numbers come from replica 0's clock, by way of the exchange, so that the pace is the same on every replica.
+All numbers come from replica 0's clock, through the exchange, so that the pace is the same on every replica.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ _ROUND_SECONDS = 1.0
 _ROUND_STEPS = (10, 20)
 _EXACT_ROUND_SECONDS = 5.0
 _EXACT_ROUND_STEPS = (20, 200)
-# A hundred measured steps make the interval narrow where the noise is near the batch; they come in a burst, whose cost
-# is over soon. Where the noise is far above the batch it takes all that the average is worth. Then the budget holds.
+# The first measured steps come in a burst, which costs more but is short: a hundred give a narrow interval where the
+# noise is near the batch, and where it is far above it takes as many as the average is worth. Then the budget holds.
 _BURST_MEASURED = (100, 200)
 _BURST_ROUNDS = 8
 _BURST_COST = 0.1
 _BURST_EVERY = (2, 4)
 _COST = 0.005
-# Two halves of a batch that fills the GPU cost up to a third of a step: only one in 64 keeps that at the budget.
+# Two halves of a batch that fills the GPU cost up to a third of a step; measuring one step in 64 keeps to the budget.
 _EVERY = (4, 64)
-# Steps this short are bound by launches, not by work: finding a larger batch pays more than measuring costs.
+# So short a step is bound by kernel launches, not by work: a larger batch gains more than measuring costs.
 _SHORT_SECONDS = 0.01
 _SHORT_EVERY = 8
 _SHORT_BURST_EVERY = 2
@@ -47,20 +47,20 @@ class RoundPace:
         return step >= self._next_round
 
     def is_measured(self, step: int) -> bool:
-        """Whether this step is one to measure."""
+        """Whether to measure this step."""
         return step % self.measures_every == 0
 
     def schedule_round(self, step: int) -> None:
-        """Have the next round a whole round after this step."""
+        """Set the next round to one whole round after this step."""
         self._next_round = step + self._round_steps
 
     def start_again(self) -> None:
-        """Forget how long rounds are: other replicas take the steps from here on."""
+        """Forget the length of rounds: the replicas have changed."""
         self._round_steps = _ROUND_STEPS[0]
         self.rounds_since_change = 0
 
     def end_round(self, step: int, step_seconds: float) -> None:
-        """A round was held after this step: set the length of the next one by the time of a step."""
+        """End the round of this step: set the length of the next one by the time of a step."""
         low, high = _ROUND_STEPS if self._adapts else _EXACT_ROUND_STEPS
         length = _ROUND_SECONDS if self._adapts else _EXACT_ROUND_SECONDS
         if math.isfinite(step_seconds) and step_seconds > 0.0:
@@ -69,7 +69,7 @@ class RoundPace:
         self.rounds_since_change += 1
 
     def set_measuring(self, step_seconds: float, cost: float, num_measured: int, is_clear: bool) -> None:
-        """Set how often a step is measured, where measuring adds `cost` to it, relative to its time.
+        """Set how often a step is measured; measuring adds `cost` to a step, relative to its time.
 
         `num_measured` steps were measured so far; `is_clear` says that the noise is known well enough to set a batch.
         """

@@ -1,7 +1,6 @@
-"""How far an optimiser's second moments have followed a change of batch, and so how long its steps are.
+"""A model of how an optimiser's second moments follow a change of batch, and so of the length of its steps.
 
-A model on the host, from gains alone: the moments themselves are not looked at. What a step is then worth is decided
-in `adaptation`.
+It runs on the host and uses gains alone, never the moments themselves. `adaptation` derives the worth of a step.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class SecondMoments:
     | amsgrad | as adam | as adam | greatest level/filled |
     | adagrad, which sums | level + 1/gain | filled + worth | level/filled |
 
-    `filled` is what `level` would be at M0; dividing by it is Adam's own correction for a start from zero. AdaGrad's
-    sum never forgets, and is set against the sum that a run at M0 has at the same progress. A step is 1/√r times as
-    long as one at M0 with the same learning rate. `steps` is how many steps at M0 the optimiser has done already.
+    `filled` is the `level` of a run at M0; dividing by it is Adam's own correction for a start from zero. AdaGrad's sum
+    never forgets, so it is compared with the sum of a run at M0 at the same progress. With the same learning rate a
+    step is 1/√r times as long as one at M0. `steps` is the number of steps at M0 that the optimiser has done already.
     """
 
     def __init__(self, kind: str, decays: Sequence[float], steps: int = 0) -> None:
@@ -44,21 +43,21 @@ class SecondMoments:
 
     @classmethod
     def of(cls, optimizer: GroupedOptimizer, kind: str) -> SecondMoments | None:
-        """Those of an optimiser of that kind of preconditioner as it is; None where it has none. It may wait."""
+        """The model for an optimiser with that preconditioner; None where it has none. May wait for the device."""
         if kind != "adagrad" and kind not in _DECAYS:
             return None
         steps = [state["step"] for state in optimizer.state.values() if "step" in state]
         return cls(kind, _decays(optimizer, kind), int(steps[0]) if steps else 0)
 
-    def follow(self, optimizer: GroupedOptimizer) -> None:
-        """Follow groups that were added since, and decays that were changed."""
+    def match_groups(self, optimizer: GroupedOptimizer) -> None:
+        """Adopt the groups that were added since, and the decays that changed."""
         self._decays = _decays(optimizer, self.kind)
         for column in (self._filled, self._level, self._most):
             column.extend([0.0] * (len(self._decays) - len(column)))
             del column[len(self._decays) :]
 
-    def step(self, gain: float) -> tuple[float, ...]:
-        """The optimiser steps on a gradient of that gain; r of this step, by group."""
+    def add_step(self, gain: float) -> tuple[float, ...]:
+        """Add an optimiser step with a gradient of that gain; returns r of this step, by group."""
         for group, decay in enumerate(self._decays):
             kept, new = (1.0, 1.0) if self.kind == "adagrad" else (decay, 1.0 - decay)
             self._level[group] = kept * self._level[group] + new / gain
@@ -67,13 +66,13 @@ class SecondMoments:
         return self.ratios
 
     def credit(self, worth: float) -> None:
-        """What the step just taken was worth, in steps at M0; only AdaGrad's reference needs to know."""
+        """Add the worth of the last step, in steps at M0, to the reference; only AdaGrad's needs it."""
         if self.kind == "adagrad":
             self._filled = [max(filled + worth - 1.0, 1e-9) for filled in self._filled]
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """r as it is, by group; 1 before the first step."""
+        """The present r, by group; 1 before the first step."""
         levels = self._most if self.kind == "amsgrad" else self._level
         return tuple(
             level / filled if level > 0.0 and filled > 0.0 else 1.0
@@ -81,7 +80,7 @@ class SecondMoments:
         )
 
     def final_ratios(self, gain: float) -> tuple[float, ...]:
-        """r that steps of that gain lead to in the end; for AdaGrad and AMSGrad, which never forget, r as it is."""
+        """The r that steps of that gain lead to; for AdaGrad and AMSGrad, which never forget, the present r."""
         return (1.0 / gain,) * len(self._decays) if self.kind in _FORGETFUL else self.ratios
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,7 +90,7 @@ class SecondMoments:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any] | None) -> SecondMoments | None:
-        """What `state_dict` gave; None for None."""
+        """The model of a `state_dict`; None for None."""
         if state is None:
             return None
         moments = cls(str(state["kind"]), [float(decay) for decay in state["decays"]])
@@ -109,7 +108,7 @@ def _decay(option: Any) -> float:
     value = option[1] if isinstance(option, tuple | list) else option
     device = getattr(getattr(value, "device", None), "type", "cpu")
     if value is None or device != "cpu":
-        # To read a tensor on a GPU would wait for the device, at every step.
+        # Reading a tensor on a GPU would wait for the device at every step.
         return _DEFAULT_DECAY
     decay = float(value)
     return decay if math.isfinite(decay) and 0.0 <= decay < 1.0 else _DEFAULT_DECAY

@@ -1,6 +1,6 @@
-"""What optimiser steps cost, by placement, local batch and GPU type: the rows that a throughput model is fitted to.
+"""Times of optimiser steps by placement, local batch and GPU type: the rows that the throughput model is fitted to.
 
-The fit itself is in `background_fit`, the clock in `step_clock`.
+`background_fit` fits, `step_clock` takes the times.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pollux.agent.adaptation.state_version import require_version
 from pollux.core.errors import InvalidInput
 from pollux.goodput import Observation
 
-__all__ = ["Profile", "ProfileKey", "StepCost"]
+__all__ = ["Profile", "ProfileKey"]
 
 _VERSION = 1
 _WINDOW = 64
 _WARM_UP = 2
 _MAX_KEYS = 128
-# Within a key, in steps of that key: old enough to average well, young enough to follow a machine that slows.
+# In steps of one key: long enough to average well, short enough to follow a machine that slows down.
 _HALF_LIFE = 32.0
-# Between keys, in steps of the job; what was seen at another size long ago stays better than nothing.
+# In steps of the job, between keys; an old measurement at another size is better than none.
 _KEY_HALF_LIFE = 2000.0
 _LEAST_RECENCY = 0.02
 _TRIMMED = 0.25
@@ -32,10 +32,9 @@ _FULL_TRUST = 4.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProfileKey:
-    """Where and at what size a step ran.
+    """The placement and the size of a step.
 
-    `local_batch` is the mean number of samples of one replica in one micro-step, total / (K·repeats), and need
-    not be whole.
+    `local_batch` is the mean number of samples of one replica in one micro-step, total / (K·repeats), maybe a fraction.
     """
 
     num_nodes: int
@@ -48,22 +47,6 @@ class ProfileKey:
             raise InvalidInput(f"num_nodes is {self.num_nodes}: give 1 to num_replicas ({self.num_replicas})")
         if not (math.isfinite(self.local_batch) and self.local_batch > 0):
             raise InvalidInput(f"local_batch is {self.local_batch}: give a finite number of samples above 0")
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Robust means of one key, in seconds.
-
-    `compute_seconds` is T_grad of one micro-step, None where it was not told apart. `step_seconds` is a step
-    without accumulation, T_iter at s = 0 of Eq. (G6), and holds the waiting for data that no computation hid:
-    like computing it grows with the local batch. `data_seconds` is how long the host waited for data in a
-    step. `count` steps are behind them.
-    """
-
-    compute_seconds: float | None
-    step_seconds: float
-    data_seconds: float
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +66,7 @@ class _Window:
     touched: int = 0
 
     def centre(self, values: Sequence[float | None]) -> float | None:
-        """The recency-weighted midmean of what is there of one value per step; None where nothing is."""
+        """The recency-weighted midmean of the values that are not None; None where there are none."""
         last = len(values) - 1
         pairs = [
             (value, math.exp2((index - last) / _HALF_LIFE)) for index, value in enumerate(values) if value is not None
@@ -91,7 +74,7 @@ class _Window:
         return _midmean(pairs) if pairs else None
 
     def compute(self, alone: bool) -> float | None:
-        """T_grad: as told apart, or, for one replica, a step's share of it, since nothing is synchronised."""
+        """T_grad: as timed, or, for one replica, a step's share, since nothing is synchronised."""
         told = self.centre([step.compute for step in self.steps])
         if told is None and alone:
             return self.centre([step.step / step.repeats for step in self.steps])
@@ -101,10 +84,9 @@ class _Window:
 class Profile:
     """Times of the last steps by key, robust to outliers and recency-weighted; memory is bounded.
 
-    A key holds its last 64 steps and gives their midmean (the mean of the middle half of the weight, which
-    halves every 32 steps of that key). The first 2 steps of a key are dropped as warm-up, again after
-    `restarted`. The 128 keys used last are kept. Rows count less the longer their key was not run: half after
-    2000 steps of the job, but never below 0.02.
+    A key has its last 64 steps; a row is their midmean (the mean of the middle half of the weight, which halves every
+    32 steps of that key). The first 2 steps of a key are dropped as warm-up, again after a restart. The 128 keys used
+    last are kept. The weight of a row falls while its key does not run: to half in 2000 steps, to 0.02 at least.
     """
 
     def __init__(self) -> None:
@@ -125,11 +107,11 @@ class Profile:
         data_seconds: float,
         repeats: int,
     ) -> None:
-        """Take in one optimiser step of `repeats` micro-steps.
+        """Add one optimiser step of `repeats` micro-steps.
 
-        `compute_seconds` is forward and backward of one micro-step without synchronisation, None where that
-        was not told apart; `step_seconds` is the whole step, `data_seconds` how long the host waited for data
-        in it. Times that are not finite or not positive are left out: a clock can err, training goes on.
+        `compute_seconds` is forward and backward of one micro-step without synchronisation, None where that was not
+        timed; `step_seconds` is the whole step, `data_seconds` the host's wait for data in it. Times that are not
+        finite or not positive are left out, since clocks err.
         """
         if repeats < 1:
             raise InvalidInput(f"repeats is {repeats}: give the number of micro-steps, 1 or more")
@@ -148,26 +130,11 @@ class Profile:
         data = data_seconds if _is_time(data_seconds) else 0.0
         window.steps.append(_Step(compute, step_seconds, data, repeats))
 
-    def restarted(self) -> None:
-        """Say that processes, group or device are new, so that every key warms up again."""
-        for window in self._windows.values():
-            window.to_skip = _WARM_UP
-
-    def cost(self, key: ProfileKey) -> StepCost | None:
-        """What a step at this key costs; None where none was seen."""
-        window = self._windows.get(key)
-        if window is None or not window.steps:
-            return None
-        compute = self._compute_seconds(key, window)
-        own = window.compute(key.num_replicas == 1)
-        data = window.centre([step.data for step in window.steps])
-        return StepCost(own, _base_step(window, compute), data or 0.0, len(window.steps))
-
     def observations(self, gpu_type: str) -> list[Observation]:
         """One row per key of this GPU type, in order of the keys, for `pollux.goodput.fit`.
 
-        Where T_grad was not told apart it is that of the same local batch elsewhere, else read off a line
-        through the other local batches, else the step time, which is the optimistic reading: no synchronisation.
+        Where T_grad was not timed it is that of the same local batch on other replicas; else it comes from a line
+        through the other local batches; else it is the step time, as if there were no synchronisation.
         """
         rows = []
         for key in self.keys:
@@ -182,7 +149,7 @@ class Profile:
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything kept, as plain values for JSON."""
+        """The profile as plain values for JSON."""
         keys = [
             {
                 "num_nodes": key.num_nodes,
@@ -197,7 +164,7 @@ class Profile:
         return {"version": _VERSION, "clock": self._clock, "keys": keys}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; every key warms up again, since this process has just started."""
+        """Restore a state; every key warms up again, since this process has just started."""
         require_version("the throughput profile", state, _VERSION)
         self._clock = int(state["clock"])
         self._windows = {}
@@ -211,13 +178,13 @@ class Profile:
             del self._windows[min(self._windows, key=lambda key: self._windows[key].touched)]
 
     def _weight(self, window: _Window) -> float:
-        """Recency between keys, times a trust that grows with the number of steps."""
+        """The recency of a key, times a trust that grows with its number of steps."""
         recency = max(math.exp2((window.touched - self._clock) / _KEY_HALF_LIFE), _LEAST_RECENCY)
         count = len(window.steps)
         return recency * count / (count + _FULL_TRUST)
 
     def _compute_seconds(self, key: ProfileKey, window: _Window) -> float:
-        """T_grad at this key: its own, or that of the same GPU type at other counts and sizes."""
+        """T_grad at this key: its own, or one from other keys of the same GPU type."""
         own = window.compute(key.num_replicas == 1)
         if own is not None:
             return own
@@ -235,7 +202,7 @@ def _is_time(seconds: float) -> bool:
 
 
 def _base_step(window: _Window, compute: float) -> float:
-    """The step at s = 0: what is left of each step without its s unsynchronised micro-steps; never below T_grad."""
+    """A step at s = 0: a step's time without its s unsynchronised micro-steps; never below T_grad."""
     base = window.centre([step.step - (step.repeats - 1) * compute for step in window.steps])
     return max(base or 0.0, compute)
 
@@ -257,8 +224,8 @@ def _midmean(pairs: Iterable[tuple[float, float]]) -> float:
 def _read_off(known: Sequence[tuple[float, float]], local_batch: float) -> float:
     """T_grad at a local batch from (local batch, T_grad) pairs; infinite where there is none.
 
-    The mean of equal local batches, else the least-squares line. With one local batch alone half of its time is
-    taken to be constant, as the fit does by Eq. (G22).
+    The mean of equal local batches, else the least-squares line. With one local batch alone half of its time is assumed
+    to be constant, as in the fit, Eq. (G22).
     """
     equal = [seconds for size, seconds in known if math.isclose(size, local_batch)]
     if equal:

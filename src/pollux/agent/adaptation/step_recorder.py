@@ -1,4 +1,4 @@
-"""Enters the measured times of steps into the profile, by the place and size at which they ran."""
+"""Adds the measured times of steps to the profile, by placement and size."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class StepRecorder:
         self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
 
     def forget_rests(self) -> None:
-        """Forget what steps did beside computing: other replicas take them from here on."""
+        """Forget the times beside computing: the replicas have changed."""
         self._rests.clear()
 
     def record(self, times: Sequence[StepTime], includes_data_wait: bool) -> None:
-        """Enter steps; `includes_data_wait`: their compute times contain the wait for data."""
+        """Add steps to the profile; `includes_data_wait`: their compute times contain the wait for data."""
         replicas = self._replicas
         for step in times:
             compute = step.compute_seconds
@@ -49,9 +49,9 @@ class StepRecorder:
             )
 
     def _record_part(self, key: ProfileKey, compute: float | None, step: StepTime) -> None:
-        """A measured step of one replica runs in parts: one part taken as a step tells αc from βc early on.
+        """Add one part of a measured step of one replica as a step: its size tells αc from βc early on.
 
-        The time of measuring stays out of it: what a step does beside computing comes from steps without measuring.
+        The time beside computing comes from steps without measuring, so that measuring does not count.
         """
         if compute is None or not self._rests:
             return

@@ -1,11 +1,10 @@
-"""Exponentially weighted means of rows of numbers, with what the covariance of these means takes.
+"""Exponentially weighted means of rows of numbers, and the sums that the covariance of these means needs.
 
-What the rows are, and which of two means is to be trusted, is in `noise_scale`.
+`noise_scale` makes the rows, and decides between a long and a recent average.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +21,8 @@ class RunningMeans:
     """Weighted means of squared gradient lengths `sqr` and their variance `var`, in all and by parameter group.
 
     `mean` holds sqr and var of all groups together, then each group's sqr, then each group's var. `moment` is the
-    weighted sum of squared deviations of the first two, `group_moment` that of each group's sqr. They divide by the
-    sum of the weights, so they need no correction at the start. `total` is the mean batch of the rows, in samples.
+    weighted sum of squared deviations of the first two, `group_moment` that of each group's sqr. The means divide by
+    the sum of the weights, so they need no correction at the start. `total` is the mean batch of the rows, in samples.
     """
 
     __slots__ = ("count", "group_moment", "mean", "moment", "total", "weight", "weight_squares")
@@ -38,7 +37,7 @@ class RunningMeans:
         self.group_moment: FloatArray = np.zeros(num_groups)
 
     def add(self, row: FloatArray, total: float, factor: float) -> None:
-        """One more row, of a step of `total` samples; all before it count `factor` times what they did."""
+        """Add the row of a step of `total` samples; the weight of all earlier rows is multiplied by `factor`."""
         self.count += 1
         self.weight = factor * self.weight + 1.0
         self.weight_squares = factor * factor * self.weight_squares + 1.0
@@ -52,9 +51,9 @@ class RunningMeans:
 
     @property
     def spread(self) -> float:
-        """What turns weighted sums of squares into the variance of the means, rows being independent.
+        """The factor from weighted sums of squares to the variance of the means, for independent rows.
 
-        That of the rows times Σw²/(1 − Σw²) for weights that sum to 1; infinite below two rows.
+        It is Σw²/(1 − Σw²), with weights that sum to 1, over the weight; infinite below two rows.
         """
         if self.count < 2:
             return math.inf
@@ -63,12 +62,8 @@ class RunningMeans:
 
     @property
     def degrees(self) -> float:
-        """Degrees of freedom of that variance: how many rows of equal weight these are worth, less 1."""
+        """Degrees of freedom of that variance: the number of rows of equal weight that these are worth, less 1."""
         return self.weight**2 / self.weight_squares - 1.0 if self.count else 0.0
-
-    def copied(self) -> RunningMeans:
-        """The same, to go its own way."""
-        return copy.deepcopy(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers and lists."""
@@ -83,7 +78,7 @@ class RunningMeans:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any], num_groups: int, count: int) -> RunningMeans:
-        """What `state_dict` gave, as of `count` rows; refused where it is of another number of groups."""
+        """The means of a `state_dict`, of `count` rows; refused where the number of groups is another."""
         means = cls(num_groups)
         arrays = {name: np.array(state[name], dtype=np.float64) for name in ("mean", "moment", "group_moment")}
         if any(array.shape != getattr(means, name).shape for name, array in arrays.items()):

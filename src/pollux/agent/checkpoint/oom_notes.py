@@ -44,7 +44,7 @@ class TrialNotes:
         self._trying: Lesson | None = None
         self._said = False
 
-    def begin(self, local_batch: int, held: int, writes: bool = True) -> None:
+    def note_trial(self, local_batch: int, held: int, writes: bool = True) -> None:
         """Note that a step at a local batch that never ran begins; `held` is the largest that ran, 0 for none."""
         self._trying = Lesson(local_batch, held or max(local_batch // 2, 1))
         if not (writes and self._counts_deaths and held):
@@ -53,20 +53,20 @@ class TrialNotes:
         same = (before.get("gpu_type"), before.get("local_batch")) == (self._gpu_type, local_batch)
         self._write(_TRIAL, self._trial(self._trying, before.get("deaths", 0) if same else 0, is_open=True))
 
-    def end(self, writes: bool = True) -> None:
+    def clear_trial(self, writes: bool = True) -> None:
         """Remove the note: the trial is over, and this process lives."""
         if self._trying is not None and writes and self._counts_deaths:
             with contextlib.suppress(OSError):
                 (self._folder / _TRIAL).unlink(missing_ok=True)
         self._trying = None
 
-    def ran_out(self) -> None:
+    def note_out_of_memory(self) -> None:
         """Note that memory ran out and ends this process; outside of a trial the batch is not the cause."""
         if self._trying is not None:
             self._learn(self._trying)
-            self.end()
+            self.clear_trial()
 
-    def lesson(self, writes: bool = True) -> Lesson | None:
+    def learned(self, writes: bool = True) -> Lesson | None:
         """What earlier starts learned on this GPU type; called once at the start, with `writes` on one replica."""
         if writes:
             self._count_death()

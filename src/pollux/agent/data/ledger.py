@@ -64,7 +64,7 @@ class SampleLedger:
         ledger = cls()
         for first in range(0, size, _CHUNK):
             ledger.add(np.arange(first, min(size, first + _CHUNK), dtype=np.int64))
-            ledger._settle()
+            ledger._hash_pending()
         return ledger
 
     @classmethod
@@ -78,7 +78,7 @@ class SampleLedger:
         """Count samples that this replica has committed; the array must not change afterwards."""
         self._pending.append(indices)
         if len(self._pending) >= _MOST_PENDING:
-            self._settle()
+            self._hash_pending()
 
     def merge(self, count: int, digest: int) -> None:
         """Add a part that was counted elsewhere, over all replicas, to the merged one."""
@@ -89,7 +89,7 @@ class SampleLedger:
 
         The hash comes as a signed 64-bit integer: an all-reduced sum of int64 tensors wraps around as it should.
         """
-        self._settle()
+        self._hash_pending()
         self._offered = self._local
         return self._local[0], _signed(self._local[1])
 
@@ -98,7 +98,7 @@ class SampleLedger:
 
         What was added since `local_part()` was asked stays local, so that the sum may travel while training goes on.
         """
-        self._settle()
+        self._hash_pending()
         self.merge(count, digest)
         gone = self._local if self._offered is None else self._offered
         self._local = (self._local[0] - gone[0], (self._local[1] - gone[1]) & _MASK)
@@ -112,13 +112,13 @@ class SampleLedger:
     @property
     def count(self) -> int:
         """Samples of both parts."""
-        self._settle()
+        self._hash_pending()
         return self._merged[0] + self._local[0]
 
     @property
     def digest(self) -> int:
         """Hash of both parts, from 0 to 2^64 - 1."""
-        self._settle()
+        self._hash_pending()
         return (self._merged[1] + self._local[1]) & _MASK
 
     def state_dict(self) -> dict[str, int]:
@@ -142,7 +142,7 @@ class SampleLedger:
     def __repr__(self) -> str:
         return f"SampleLedger(count={self.count}, digest={self.digest:#018x})"
 
-    def _settle(self) -> None:
+    def _hash_pending(self) -> None:
         if self._pending:
             indices = self._pending[0] if len(self._pending) == 1 else np.concatenate(self._pending)
             self._pending.clear()

@@ -423,7 +423,7 @@ class Loader:
     def _read_step(self, asked: StepShape, place: int, position: StreamPosition) -> _Step | None:
         """Read a step; None where `drop_last` drops it."""
         assert self._stream is not None
-        taken = self._stream.take(asked.total)
+        taken = self._stream.read_items(asked.total)
         end = place + len(taken.items)
         if taken.is_end:
             self._stream_end = self._stream_size = end

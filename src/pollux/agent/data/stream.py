@@ -19,7 +19,7 @@ import torch.utils.data
 
 from pollux.agent.data.order import mix_seed
 from pollux.agent.data.random_numbers import RandomState, isolated_random, seed_random
-from pollux.agent.data.stream_position import Item, StreamPosition, Taken
+from pollux.agent.data.stream_position import Item, StreamItems, StreamPosition
 
 __all__ = ["Stream", "WorkerStart"]
 
@@ -56,21 +56,21 @@ class _Seeding:
         self._to_watch = _STRETCH
         self._before: RandomState | None = None
 
-    def begin(self, number: int, new_stretch: bool = False) -> None:
+    def seed_item(self, number: int, new_stretch: bool = False) -> None:
         """Before item `number` is read."""
         if not (self._draws or self._to_watch or new_stretch):
             return
-        self._look()
+        self._note_draws()
         seed_random(mix_seed(self._pass_seed, number))
         if not self._draws:
             self._before = RandomState.now()
             self._to_watch = max(0, self._to_watch - 1)
 
-    def pause(self) -> None:
+    def end_stretch(self) -> None:
         """Before the generators go back to the user's own state; a new stretch must follow."""
-        self._look()
+        self._note_draws()
 
-    def _look(self) -> None:
+    def _note_draws(self) -> None:
         if self._before is not None and not self._draws:
             self._draws = self._before.has_moved()
         self._before = None
@@ -80,11 +80,11 @@ def _read(
     dataset: Iterable[Any], shard: int, num_shards: int, seeding: _Seeding, start: int, skip: int
 ) -> Iterator[Item]:
     """A shard's items; `start` is the place the dataset begins at, `skip` the items to read and drop from there."""
-    seeding.begin(-1 - shard, new_stretch=True)
+    seeding.seed_item(-1 - shard, new_stretch=True)
     iterator = iter(dataset)
     for place in itertools.count(start):
         number = place * num_shards + shard
-        seeding.begin(number, new_stretch=place % _STRETCH == 0)
+        seeding.seed_item(number, new_stretch=place % _STRETCH == 0)
         try:
             item = next(iterator)
         except StopIteration:
@@ -170,9 +170,9 @@ class _InProcess:
     @contextlib.contextmanager
     def reading(self, number: int) -> Iterator[None]:
         with isolated_random():
-            self._seeding.begin(number, new_stretch=True)
+            self._seeding.seed_item(number, new_stretch=True)
             yield
-            self._seeding.pause()
+            self._seeding.end_stretch()
 
     def next_of(self, shard: int) -> Item | None:
         if self._module is None:
@@ -241,7 +241,7 @@ class Stream:
                 time.monotonic() - began,
             )
 
-    def take(self, count: int) -> Taken:
+    def read_items(self, count: int) -> StreamItems:
         """The next `count` items, fewer at the end; it reads one more, to know whether this is the end."""
         with self._reading():
             self._fill(count)
@@ -250,7 +250,7 @@ class Stream:
                 mark = copy.deepcopy(self._dataset.state_dict())  # type: ignore[attr-defined]
             self._fill(count + 1)
         items = [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
-        return Taken(items, mark, not self._ahead)
+        return StreamItems(items, mark, not self._ahead)
 
     def is_empty(self) -> bool:
         """Whether nothing is left; reads one item ahead."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from pollux.agent.data.ledger import Indices, SampleLedger
 
-__all__ = ["Item", "ItemStream", "StreamPosition", "Taken"]
+__all__ = ["Item", "ItemStream", "StreamItems", "StreamPosition"]
 
 Item = tuple[int, Any]
 """A stream's item with its running number: place in its shard × number of shards + shard."""
@@ -45,7 +45,7 @@ class StreamPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StreamItems:
     """Items of one step; `mark` is the dataset's own state after them, None where it has none or was read past them."""
 
     items: list[Item]
@@ -70,7 +70,7 @@ class ItemStream(Protocol):
     def open(self, pass_index: int, position: StreamPosition) -> None:
         """Begin to read a pass from a place."""
 
-    def take(self, count: int) -> Taken:
+    def read_items(self, count: int) -> StreamItems:
         """The next `count` items, fewer at the end."""
 
     def is_empty(self) -> bool:

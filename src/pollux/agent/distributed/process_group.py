@@ -64,11 +64,11 @@ class WrappedModel(DistributedDataParallel):
     survives: bool = False
     successor: Callable[[], nn.Module] | None = None
 
-    def follow(self, successor: Callable[[], nn.Module]) -> None:
+    def forward_to(self, successor: Callable[[], nn.Module]) -> None:
         """From here on be whichever model that says, for scripts that kept this one."""
         vars(self)["successor"] = successor
 
-    def let_go(self) -> None:
+    def release_group(self) -> None:
         """Let go of the process group, which ends with its last holder: others that wait in it are freed by that."""
         for name in ("reducer", "logger", "process_group"):
             vars(self).pop(name, None)
@@ -205,7 +205,7 @@ class ReplicaGroup:
         if num_replicas > 1:
             self._join(meeting, patience)
 
-    def break_off(self) -> bool:
+    def abort_collectives(self) -> bool:
         """End what waits on a GPU for replicas that are gone, before `disconnect`; from any thread, once a group.
 
         False where a step was under way there: what the optimiser made of it is not to be trusted. Without NCCL there
@@ -224,7 +224,7 @@ class ReplicaGroup:
     def disconnect(self) -> None:
         """Leave the groups made here; whoever waits for this replica in one of them gets an error."""
         if self._wrapped is not None and self.owns_group:
-            self._wrapped.let_go()
+            self._wrapped.release_group()
             self._wrapped = None
         if self.owns_group and dist.is_initialized():
             dist.destroy_process_group()
@@ -263,7 +263,7 @@ class ReplicaGroup:
         self._wrapped.survives = self.can_change
         return self._wrapped
 
-    def check_same(self, what: str, value: int) -> None:
+    def require_same(self, what: str, value: int) -> None:
         """Refuse to go on where replicas were started with different values."""
         table = self.gather([float(value)])
         if (table != table[0]).any():
@@ -299,7 +299,7 @@ class ReplicaGroup:
             return False
         return True
 
-    def one_name(self, mine: str) -> str:
+    def joint_name(self, mine: str) -> str:
         """What replicas call themselves (their kinds of GPU, say) as one name, the same on all; a collective."""
         return " and ".join(sorted({name.decode() for name in self.gather_bytes(mine.encode())}))
 
@@ -354,6 +354,6 @@ class ReplicaGroup:
             for group in (self.control, *self._others):
                 dist.destroy_process_group(group)
         if self._wrapped is not None and self.owns_group:
-            self._wrapped.let_go()
+            self._wrapped.release_group()
             gc.collect()
         self.disconnect()

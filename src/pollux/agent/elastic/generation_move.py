@@ -79,19 +79,19 @@ class GenerationMove:
         self._states = states
         self._beat = beat
 
-    def break_off(self, job: Resizable) -> None:
+    def leave_broken_group(self, job: Resizable) -> None:
         """Leave the groups in which replicas were lost, and go back to the state before the unfinished step."""
         now = self._states.now
         self._states.enter(CutOff(joins=now.joins, has_state=now.has_state))
         self.connections.forget()
-        if not self._replicas.break_off():
+        if not self._replicas.abort_collectives():
             _log.warning("a step on the GPU waited for the lost replicas: the state it left cannot be trusted")
             self._states.now.has_state = False
         # At once: this frees the replicas that wait for this one in the broken step.
         job.disconnect()
         job.drop_unfinished_step()
 
-    def go(self, job: Resizable, plan: GenerationPlan, began: float) -> None:
+    def move_to(self, job: Resizable, plan: GenerationPlan, began: float) -> None:
         """Go to the generation of a plan, or to that of a later plan where this one fails.
 
         Where a plan is withdrawn in time, the replica stays in its generation. `began`: see `Regrouping`.
@@ -123,7 +123,7 @@ class GenerationMove:
             _log.warning("generation %d did not come about: %s", plan.generation, problem.splitlines()[0][:300])
             self.connections.forget()
             # No step is under way, and a replica that sends its state only reads it: the state stays good.
-            self._replicas.break_off()
+            self._replicas.abort_collectives()
             job.disconnect()
             self._states.enter(CutOff(joins=move.joins, has_state=move.has_state))
             plan = self.await_plan(job, plan.generation, problem)
@@ -139,7 +139,7 @@ class GenerationMove:
                 self._hand_over(job, move)
             self._leave(job, move)
             raise NotNeeded
-        membership.enters(plan, rank)
+        membership.note_rank(plan, rank)
         pause = ResizePause(plan, "grow" if move.joins else plan.kind(move.num_before), move.began, last=move.began)
         receives, state = self._get_state(job, move, rank, pause)
         if move.joins:
@@ -178,7 +178,7 @@ class GenerationMove:
         receives, state = self._transfer(job, move, pause)
         if plan.senders:
             # No replica may let go of that group while another one is in it.
-            self._membership.tell(keys.received(plan.generation, number))
+            self._membership.write(keys.received(plan.generation, number))
             self._wait_for(plan, lambda: self._membership.have_received(plan), plan.deadlines.transfer)
         return receives, state
 
@@ -225,7 +225,7 @@ class GenerationMove:
         """Wait until all that are to meet have come, so that no replica enters a group that never forms."""
         membership, generation = self._membership, plan.generation
         at_phase("door", number)
-        membership.tell(keys.here(generation, number))
+        membership.write(keys.here(generation, number))
 
         def look() -> str | None:
             decided = self._decide_door(plan)

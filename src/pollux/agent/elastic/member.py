@@ -82,7 +82,7 @@ class ElasticMember:
 
     def _send(self, beat: Heartbeat) -> None:
         membership = self.membership
-        membership.tell(keys.beat(membership.generation, membership.rank), replace(beat, refusal=self.refusal))
+        membership.write(keys.beat(membership.generation, membership.rank), replace(beat, refusal=self.refusal))
 
     # At step boundaries
 
@@ -105,7 +105,7 @@ class ElasticMember:
         generation_move.at_phase("first step", rank)
         self.last_pause = now.pause.seconds, now.pause.kind
         with contextlib.suppress(dist.DistError, RuntimeError):
-            self.membership.tell(keys.done(now.pause.plan.generation, rank), now.pause.report(self.beat.step))
+            self.membership.write(keys.done(now.pause.plan.generation, rank), now.pause.report(self.beat.step))
         return True
 
     def start_activity(self, activity: Activity) -> None:
@@ -166,29 +166,29 @@ class ElasticMember:
             is_broken = True
         if is_broken:
             # A replica died meanwhile. The plan may stand all the same, if it says that this one leaves.
-            self.move.break_off(job)
-        self.move.go(job, plan, self._stepped_at)
+            self.move.leave_broken_group(job)
+        self.move.move_to(job, plan, self._stepped_at)
 
     def recover(self, job: Resizable, problem: str) -> None:
         """Go on from memory without the replicas that were lost; ends this process where no plan says with which."""
         _log.warning("other replicas are gone (%s): waiting to go on without them", problem.splitlines()[0][:200])
         self.beat.busy = Activity.REGROUP
         generation_move.at_phase("lost", self.membership.rank)
-        self.move.break_off(job)
-        self.move.go(job, self.move.await_plan(job, self.membership.generation, problem), self._stepped_at)
+        self.move.leave_broken_group(job)
+        self.move.move_to(job, self.move.await_plan(job, self.membership.generation, problem), self._stepped_at)
 
     def join(self, job: Resizable) -> None:
         """Tell that this replica is built, wait until its generation is to come about, and receive the state."""
         membership = self.membership
         generation_move.at_phase("prepare", membership.rank)
-        membership.tell(keys.ready(membership.generation, membership.rank))
+        membership.write(keys.ready(membership.generation, membership.rank))
         generation_move.at_phase("ready", membership.rank)
         plan = self._await_commit()
         if plan is None:
             self.states.enter(Gone())
             raise NotNeeded
         self.beat.busy = Activity.REGROUP
-        self.move.go(job, plan, time.perf_counter())
+        self.move.move_to(job, plan, time.perf_counter())
         # Where no replica stays, all that come run the script from its beginning, together.
         if not plan.senders:
             self.stray_check.watch_this_thread()
@@ -212,7 +212,7 @@ def refuse_all(membership: Membership, why: str) -> threading.Thread:
     def work() -> None:
         answered = membership.generation
         with contextlib.suppress(dist.DistError, RuntimeError):
-            membership.tell(keys.beat(membership.generation, membership.rank), beat)
+            membership.write(keys.beat(membership.generation, membership.rank), beat)
             while True:
                 committed = membership.committed()
                 if committed > answered:

@@ -86,7 +86,7 @@ class Membership:
         """Where its members meet those that hand the state over to them, before they meet each other."""
         return dist.PrefixStore(f"handover/{generation}", self._live)
 
-    def enters(self, plan: GenerationPlan, rank: int) -> None:
+    def note_rank(self, plan: GenerationPlan, rank: int) -> None:
         """From here on this replica counts as that rank of that generation, whether or not it comes about."""
         self.ranks[plan.generation] = rank
 
@@ -141,7 +141,7 @@ class Membership:
 
         is_first = self.wait(look, seconds) is True
         if is_first:
-            self.tell(keys.saves(generation, self.rank))
+            self.write(keys.saves(generation, self.rank))
         return is_first
 
     def newest(self, above: int | None = None) -> GenerationPlan | None:
@@ -170,7 +170,7 @@ class Membership:
 
     # What this replica says
 
-    def tell(self, key: str, value: object = "") -> None:
+    def write(self, key: str, value: object = "") -> None:
         """Write a key of `pollux.wire.live.keys`; text as it is, any other value as JSON."""
         self._live.set(key, value if isinstance(value, str) else encode(value))
 
@@ -197,19 +197,19 @@ class Membership:
     def fail(self, generation: int, why: str) -> None:
         """Give a generation up, so that the supervisor starts the job anew; says nothing where the store is gone."""
         with contextlib.suppress(dist.DistError, RuntimeError):
-            self.tell(keys.failed(generation), why)
+            self.write(keys.failed(generation), why)
 
     def share_facts(self, facts: Mapping[str, object]) -> None:
         """What replicas that join later must agree on; written by replica 0."""
-        self.tell(keys.FACTS, dict(facts))
+        self.write(keys.FACTS, dict(facts))
 
     def facts(self) -> dict[str, object]:
         """What `share_facts` wrote; empty where nothing is there."""
         return self._value(keys.FACTS, lambda text: decode(dict[str, Any], text)) or {}
 
-    def tell_ends(self, generation: int, rank: int, ends: Sequence[str]) -> None:
+    def write_ends(self, generation: int, rank: int, ends: Sequence[str]) -> None:
         """This replica's ends of its connections, once the groups of a generation are there."""
-        self.tell(keys.ends(generation, rank), list(ends))
+        self.write(keys.ends(generation, rank), list(ends))
 
     def ends(self, generation: int, num_replicas: int) -> frozenset[str]:
         """The ends of all replicas of a generation that told theirs."""

@@ -35,7 +35,7 @@ class PeerConnections:
     def publish(self, generation: int) -> None:
         """Write to the store which connections are ours, so that others can cut them off if this replica is lost."""
         if self._replicas.num_replicas > 1:
-            self._membership.tell_ends(generation, self._replicas.replica, own_ends())
+            self._membership.write_ends(generation, self._replicas.replica, own_ends())
         self._published = generation, self._replicas.num_replicas
 
     def forget(self) -> None:
@@ -61,7 +61,7 @@ class PeerConnections:
                 # The training thread may have freed itself meanwhile, and be elsewhere.
                 if self._published[0] == generation:
                     _cut(ends)
-                    self._replicas.break_off()
+                    self._replicas.abort_collectives()
 
 
 def _cut(ends: frozenset[str]) -> None:

@@ -54,9 +54,9 @@ class _Attached:
 class FrameworkTraining:
     """One job inside a framework's loop; the same on all replicas.
 
-    In this order: `attach` once the optimiser exists; `epoch()` yields batches; for each batch `begin` before its
-    forward pass, `steps.begin_backward` and `steps.end_backward` around its backward pass; after the last one of a step
-    `steps.before_step`, the optimiser, `after_step`. The framework may ask for batches ahead of running them.
+    The order of calls: `attach` once the optimiser exists; `epoch()` yields batches; for each batch `begin_micro_batch`
+    before its forward pass, `steps.begin_backward` and `steps.end_backward` around its backward pass; after the last
+    one of a step `steps.before_step`, the optimiser, `after_step`. The framework may draw batches before it runs them.
     """
 
     def __init__(self, dataset: Any, options: FrameworkOptions, loading: LoaderOptions) -> None:
@@ -93,12 +93,12 @@ class FrameworkTraining:
         measures = options.measure_noise if options.measure_noise is not None else not allowed.is_exact
         replicas = ReplicaGroup(environment, device)
         self._refuse_live_resize(environment, replicas)
-        replicas.check_same("batch_size", options.batch_size)
-        replicas.check_same("the size of the dataset", self.loader.size or -1)
+        replicas.require_same("batch_size", options.batch_size)
+        replicas.require_same("the size of the dataset", self.loader.size or -1)
         weighting = LossWeighting(replicas, options.batch_size, adaptive=not allowed.is_exact)
         steps = FrameworkSteps(optimizer, device, weighting, measures)
         freeze = float(self.progress.epoch_size or 100 * options.batch_size)
-        adaptation = Adaptation(allowed, rule, steps, replicas, replicas.one_name(gpu_type(device)), freeze, measures)
+        adaptation = Adaptation(allowed, rule, steps, replicas, replicas.joint_name(gpu_type(device)), freeze, measures)
         status = TrainingStatus(adaptation, self.progress, replicas)
         reports = FrameworkReports(environment, status, gpu_type(device), self.epochs_wanted)
         rounds = AdaptationRounds(adaptation, self.progress, reports)
@@ -199,18 +199,20 @@ class FrameworkTraining:
         attached.steps.micro = None
         yield from self.batches.epoch(attached.adaptation)
 
-    def begin(self) -> MicroBatch:
+    def begin_micro_batch(self) -> MicroBatch:
         """The oldest micro-batch that was issued, which is about to be run."""
         micro = self.batches.begin_oldest()
         attached = self._parts()
         first = micro.index == 0
-        attached.steps.begin(micro, attached.adaptation.begin_step(micro, self.progress.epochs) if first else None)
+        attached.steps.begin_micro_batch(
+            micro, attached.adaptation.begin_step(micro, self.progress.epochs) if first else None
+        )
         return micro
 
     def after_step(self) -> None:
         """The optimiser has stepped: the samples count, and the batch may change for steps not issued yet."""
         attached = self._parts()
-        micro = attached.steps.end()
+        micro = attached.steps.end_step()
         self.progress.add(micro.total, attached.adaptation.end_step(micro))
         self.batches.commit()
         attached.reports.step_done()
@@ -219,7 +221,7 @@ class FrameworkTraining:
     def pause(self) -> None:
         """Do not time the step under way: something else, such as a validation, comes in between."""
         if self._attached is not None:
-            self._attached.steps.clock.cancel()
+            self._attached.steps.clock.cancel_step()
 
     def schedule_due(self) -> int:
         """How often a schedule that advances with every step should have advanced by now, if it follows progress."""

@@ -59,14 +59,14 @@ class FrameworkSteps:
     def _restore_rates(self, *_: object) -> None:
         self._scaled.close()
 
-    def begin(self, micro: MicroBatch, factors: Sequence[float] | None) -> None:
+    def begin_micro_batch(self, micro: MicroBatch, factors: Sequence[float] | None) -> None:
         """A batch is about to be run; `factors` are the learning rates' for its step, given with the first part."""
         self.micro = micro
         if factors is not None:
             self._factors = factors
         self.clock.begin_micro()
 
-    def end(self) -> MicroBatch:
+    def end_step(self) -> MicroBatch:
         """The optimiser has stepped: the part that was last in the step."""
         micro, self.micro = self._current(), None
         self._losses.count_step()
@@ -99,12 +99,12 @@ class FrameworkSteps:
         """Set hooks where this step is measured; `part`: see `GradientNormMeter.begin`, None for that of `weight`."""
         micro = self._current()
         if self.meter is not None and micro.measured:
-            self.meter.begin(self._weighting.noise_factors(micro, weight).part if part is None else part)
+            self.meter.start_measuring(self._weighting.noise_factors(micro, weight).part if part is None else part)
 
     def end_backward(self) -> None:
         """The backward pass is over."""
         if self.meter is not None and self.meter.is_measuring:
-            self.meter.end()
+            self.meter.stop_measuring()
         self.clock.end_micro()
 
     def before_step(self, loss_scale: Tensor | None = None, *, unscaled: bool = False) -> None:
@@ -116,7 +116,7 @@ class FrameworkSteps:
         parts: float | Tensor = 1.0 if weights is None else 1.0 / weights
         if unscaled and loss_scale is not None:
             parts, loss_scale = parts / loss_scale.double().square(), None
-        self.meter.finish(None, micro.total, loss_scale=loss_scale, parts_factor=parts)
+        self.meter.close_row(None, micro.total, loss_scale=loss_scale, parts_factor=parts)
 
     def refresh(self) -> None:
         """The optimiser's state was restored after this object was made."""

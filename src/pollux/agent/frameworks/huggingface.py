@@ -168,7 +168,7 @@ class PolluxTrainerMixin(Trainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch: forward, backward, and after the last one of a step its measurement."""
         training = self.hosted
-        micro = training.begin()
+        micro = training.begin_micro_batch()
         self._micros_begun += 1
         self._pollux_weighed = False
         training.steps.begin_backward(part=self._noise_part(micro, inputs, num_items_in_batch))

@@ -184,7 +184,7 @@ class PolluxCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Take the batch's part in its step, and tell the trainer whether to accumulate it."""
-        micro = self._training.begin()
+        micro = self._training.begin_micro_batch()
         self._micro, self._weight = micro, None
         if micro.index == 0:
             trainer.optimizers[0].zero_grad(set_to_none=True)

@@ -67,7 +67,7 @@ def assemble(
     checkpointer = _checkpointer(options, environment, replicas, member, engine.is_sharded)
     size = options.epoch_size or _whole_batches(loader, allowed.initial)
     freeze = float(size) if size else 100.0 * allowed.initial
-    kind = replicas.one_name(gpu_type(replicas.device))
+    kind = replicas.joint_name(gpu_type(replicas.device))
     adaptation = Adaptation(allowed, options.rule, engine, replicas, kind, freeze, options.measure_noise)
     receipt = Receipt(
         options.name,

@@ -83,7 +83,7 @@ class BatchFeed:
             self._iterator = self._loader.micro_batches(self._adaptation.shape, self._progress.steps)
         if not self.mid_step:
             step = self._progress.steps
-            self._clock.begin(self._adaptation.is_told_apart(step, self._adaptation.shape(step).measured))
+            self._clock.begin_step(self._adaptation.times_compute(step, self._adaptation.shape(step).measured))
         item = self._adaptation.timed_next(self._iterator)
         if item is None:
             self._iterator = None
@@ -134,4 +134,4 @@ class BatchFeed:
         # A sampler of the user's own may draw differently on each replica, which would lose and repeat samples.
         order = self._loader.order_hash()
         if order:
-            self._replicas.check_same("the order that the sampler drew", order)
+            self._replicas.require_same("the order that the sampler drew", order)

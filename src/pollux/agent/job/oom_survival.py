@@ -36,25 +36,25 @@ class OomSurvival:
         self._record = record
         self._notes = notes
 
-    def begin(self, micro: MicroBatch) -> None:
+    def begin_micro_batch(self, micro: MicroBatch) -> None:
         """Begin a micro-batch; the first one of a step at a local batch that never ran begins a trial."""
         local = micro.largest_local_batch
         fits = self._adaptation.trial_from(local) if micro.index == 0 else None
         if fits is not None and self._notes is not None:
-            self._notes.begin(local, self._adaptation.memory.largest_run, writes=self._replicas.is_first)
-        self._engine.begin(micro, fits)
+            self._notes.note_trial(local, self._adaptation.memory.largest_run, writes=self._replicas.is_first)
+        self._engine.begin_micro_batch(micro, fits)
 
     def end_trial(self) -> None:
         """The step is over, or is given up, and did not end this process."""
         if self._notes is not None:
-            self._notes.end(writes=self._replicas.is_first)
+            self._notes.clear_trial(writes=self._replicas.is_first)
 
     def shrink_batch(self, local: int) -> None:
         """A step at this local batch ran out of memory on some replica: run with a smaller one from now on."""
         if local <= 1:
             raise InvalidInput("memory does not hold a single sample: use a smaller model, or a GPU with more memory")
         before = self._adaptation.choice
-        smaller = self._adaptation.ran_out(local)
+        smaller = self._adaptation.shrink_batch(local)
         text = f"a local batch of {local} ran out of memory: back to {smaller}, the step's samples are taken again"
         _log.warning("%s", text)
         self._record.event("out-of-memory", text, local_batch=local, smaller=smaller)
@@ -63,10 +63,10 @@ class OomSurvival:
 
     def learn_from_earlier_starts(self) -> None:
         """Stay below the local batch that ended an earlier start of the job; a collective."""
-        lesson = None if self._notes is None else self._notes.lesson(writes=self._replicas.is_first)
+        lesson = None if self._notes is None else self._notes.learned(writes=self._replicas.is_first)
         everyones = self._replicas.gather([0.0, 0.0] if lesson is None else [float(number) for number in lesson])
         known = sorted((int(largest), int(local)) for local, largest in everyones.tolist() if largest > 0)
-        if known and self._adaptation.limit(known[0][0]):
+        if known and self._adaptation.limit_local_batch(known[0][0]):
             largest, local = known[0]
             text = f"a local batch of {local} ended an earlier start, out of memory: none above {largest} is tried"
             _log.warning("%s", text)
@@ -76,5 +76,5 @@ class OomSurvival:
         """Note for the next start that the script ends because a trial ran out of memory, if it does."""
         error = sys.exception() or getattr(sys, "last_value", None)
         if self._notes is not None and error is not None and is_out_of_memory(error):
-            self._notes.ran_out()
+            self._notes.note_out_of_memory()
         self.end_trial()

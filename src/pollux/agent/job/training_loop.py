@@ -130,7 +130,7 @@ class TrainingLoop:
                 if self._drawn is None:
                     continue
                 micro, batch = self._drawn
-                self._run.oom.begin(micro)
+                self._run.oom.begin_micro_batch(micro)
                 yield on_device(batch, self._parts.replicas.device) if self._parts.move_batches else batch
             ended = True
         finally:

@@ -124,7 +124,7 @@ class TrainingStatus:
     @property
     def efficiency(self) -> float:
         """Progress per sample at the present batch, relative to the initial one, as it is counted now."""
-        return self._adaptation.counted(self._adaptation.total)
+        return self._adaptation.counted_efficiency(self._adaptation.total)
 
     @property
     def goodput_model(self) -> GoodputModel | None:

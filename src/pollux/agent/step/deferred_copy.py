@@ -1,4 +1,4 @@
-"""Numbers that leave the device without being waited for: sent now, read one round later."""
+"""Copies numbers from the device without waiting for it: they are sent now and read one round later."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Beside = TypeVar("Beside")
 
 
 class DeferredCopy(Generic[Beside]):
-    """A tensor on its way to the host, with something that belongs to it.
+    """A tensor on its way to the host, and a value that belongs to it.
 
-    On a GPU `exchange` starts a copy and gives what the call before it sent, which has long arrived; elsewhere it
-    gives what it was passed. The tensor may be written to again as soon as it returns.
+    On a GPU `exchange` starts a copy and returns that of the call before, which has arrived; elsewhere it returns a
+    copy of what it was passed. The caller may write to the tensor as soon as it returns.
     """
 
     def __init__(self) -> None:
         self._on_its_way: tuple[Tensor, torch.cuda.Event, Beside] | None = None
 
     def exchange(self, values: Tensor, beside: Beside) -> tuple[Tensor, Beside] | None:
-        """Send these to the host, and return those that the call before sent; None where there are none."""
+        """Send a tensor to the host, and return the one that the call before sent; None where there is none."""
         if not values.is_cuda:
             return values.detach().clone(), beside
         arrived = self.wait()
@@ -35,7 +35,7 @@ class DeferredCopy(Generic[Beside]):
         return arrived
 
     def wait(self) -> tuple[Tensor, Beside] | None:
-        """Wait for what is on its way, and return it; None where nothing is."""
+        """Wait for the tensor on its way, and return it; None where there is none."""
         if self._on_its_way is None:
             return None
         host, event, beside = self._on_its_way
@@ -44,5 +44,5 @@ class DeferredCopy(Generic[Beside]):
         return host, beside
 
     def forget(self) -> None:
-        """Drop what is on its way."""
+        """Drop the tensor on its way."""
         self._on_its_way = None

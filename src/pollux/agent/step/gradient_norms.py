@@ -1,13 +1,12 @@
-"""Squared gradient lengths of single micro-steps and of the whole step, taken on measured steps only.
+"""Squared gradient lengths of single micro-steps and of the whole step, on measured steps only.
 
-Everything stays on the device until `drain`; what the numbers mean is in `noise_scale`. Sharded (FSDP2) parameters are
-not for this meter: their hooks see pieces.
+The numbers stay on the device until they are collected; `noise_scale` uses them. Parameters sharded by FSDP2 cannot be
+measured: their hooks see pieces.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from pollux.agent.step.deferred_copy import DeferredCopy
-from pollux.agent.step.preconditioner import WARM_STEPS, Preconditioner
+from pollux.agent.step.preconditioner import WARM_STEPS, Preconditioner, grouped_parameters
 from pollux.core.errors import MisusedJob
 
 __all__ = ["WARM_STEPS", "GradientNormMeter", "Rows"]
@@ -28,10 +27,10 @@ _CPU_BLOCK = 2**14
 
 
 class Rows(NamedTuple):
-    """Measured steps on the host: float64 rows by parameter group, int64 parts and samples of each step.
+    """Measured steps on the host: float64 rows by parameter group, int64 counts and samples of each step.
 
-    `parts` is this replica's own share of L and `counts` its own number of parts that had any weight: both must be
-    summed over replicas. `whole` is T and `totals` the step's samples, equal on all of them.
+    `parts` is this replica's share of L and `counts` its number of parts with a weight: both are to be summed over
+    replicas. `whole` is T and `totals` the step's samples, equal on all replicas.
     """
 
     parts: Tensor
@@ -43,12 +42,12 @@ class Rows(NamedTuple):
 class GradientNormMeter:
     """Measures steps without changing them and without waiting for the device.
 
-    For a measured step: `begin(weight)` before each micro-step, `end()` after its backward, and after the last one
-    `finish(...)`, before clipping and `optimizer.step()`. Temporary hooks on the parameters, between `begin` and
-    `end` only, see each micro-step's gradient before it is added up or reduced. With `set_aside` (one replica, and
-    memory for a second set of gradients) there are no hooks: what was added up so far is laid aside during the
-    backward pass and added again after it, bit for bit the same sum, in a few kernels instead of some for each
-    parameter. `drain()`, which does wait, gives the rows since the last time; `collect()` does not wait.
+    In a measured step call `start_measuring(weight)` before each micro-step, `stop_measuring()` after its backward
+    pass, and `close_row(...)` after the last one, before clipping and `optimizer.step()`. Between start and stop,
+    temporary hooks on the parameters see the gradient of the micro-step before it is summed or reduced. With
+    `set_aside` (one replica, and memory for a second set of gradients) there are no hooks: the gradients so far are set
+    aside during the backward pass and added again after it. The sum is the same bit for bit, with few kernels instead
+    of some for each parameter. `drain()` waits for the device and returns the rows so far; `collect()` does not wait.
 
     Lengths are those of P⁻¹g, the direction that the optimiser steps along, with P from its state as it is:
 
@@ -60,9 +59,9 @@ class GradientNormMeter:
     | adamax | `exp_inf` | u |
     | plain | anything else | 1 |
 
-    Coordinates whose second moment is still zero have P⁻¹ = 0: no gradient was ever seen there, and dividing the
-    first one by ε alone would drown all others. Parameters that are frozen, or not in the optimiser, do not count.
-    `device` holds the rows; parameters may lie on others. Sparse gradients wait for the device.
+    Coordinates whose second moment is still zero have P⁻¹ = 0: they have seen no gradient, and the first one divided
+    by ε would dominate all others. Frozen parameters, and those not in the optimiser, do not count. `device` holds the
+    rows; parameters may lie on others. Sparse gradients wait for the device.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class GradientNormMeter:
         self._allocate()
 
     def refresh(self) -> None:
-        """Read the optimiser's state again, after it was restored; this waits for the device."""
+        """Read the optimiser's state again, after it was restored; waits for the device."""
         self._preconditioner.refresh()
 
     def _allocate(self) -> None:
@@ -103,12 +102,12 @@ class GradientNormMeter:
 
     @property
     def num_groups(self) -> int:
-        """Parameter groups of the rows; follows `add_param_group` at the next `begin`, which drops older rows."""
+        """Parameter groups of the rows; a group that was added counts from the next start, which drops older rows."""
         return self._num_groups
 
     @property
     def kind(self) -> str:
-        """Which preconditioner is in use: statistics do not survive a change of it.
+        """The kind of preconditioner; lengths under different kinds cannot be compared.
 
         "plain", "adam", "amsgrad", "adagrad", ...; "cold" before the first step of an optimiser that has one.
         """
@@ -116,25 +115,27 @@ class GradientNormMeter:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the second moments have seen `WARM_STEPS` steps, so that measuring under them makes sense.
+        """Whether the second moments have seen `WARM_STEPS` steps, enough to measure by them.
 
-        A restored optimiser brings its count along; where it lies on the device, it is read at the next `drain`.
+        A restored optimiser has its own count; where that lies on the device, the next `drain` reads it.
         """
         return self._preconditioner.is_warm
 
     @property
     def is_measuring(self) -> bool:
-        """Whether a measured micro-step is under way."""
+        """Whether a micro-step is being measured."""
         return bool(self._handles) or self._aside is not None
 
-    def begin(self, weight: float) -> None:
-        """One micro-step begins; `weight` turns |P⁻¹g'|² of the gradient g' they see into its share of L.
+    def start_measuring(self, weight: float) -> None:
+        """Start to measure a micro-step; `weight` turns |P⁻¹g'|² of its gradient g' into its share of L.
 
-        The gradient is that of the loss as scaled for this micro-step: if g' = g·bᵢ·K/B, the weight is B/(bᵢ·K²),
-        and 0 for an empty part.
+        g' is the gradient of the loss as scaled for this micro-step: for g' = g·bᵢ·K/B the weight is B/(bᵢ·K²); it is
+        0 for an empty part.
         """
         if self.is_measuring:
-            raise MisusedJob("a measured micro-step began before the one before it ended: call end() or abandon()")
+            raise MisusedJob(
+                "a measured micro-step began before the one before it ended: call stop_measuring() or drop_row()"
+            )
         if len(self._optimizer.param_groups) != self._num_groups:
             self._allocate()
         self._weight = weight
@@ -142,33 +143,33 @@ class GradientNormMeter:
         self._fired.clear()
         if self._set_aside and self._has_room():
             self._aside = {}
-            for _, parameter in _parameters(self._optimizer):
+            for _, parameter in grouped_parameters(self._optimizer):
                 if parameter.grad is not None:
                     self._aside[id(parameter)] = parameter.grad
                     parameter.grad = None
             return
-        for index, parameter in _parameters(self._optimizer):
+        for index, parameter in grouped_parameters(self._optimizer):
             if parameter.requires_grad:
-                self._handles.append(parameter.register_hook(partial(self._take, index, parameter)))
+                self._handles.append(parameter.register_hook(partial(self._add_gradient, index, parameter)))
 
-    def _take(self, index: int, parameter: Tensor, gradient: Tensor) -> None:
+    def _add_gradient(self, index: int, parameter: Tensor, gradient: Tensor) -> None:
         if id(parameter) in self._fired:
-            # Nested backward passes (re-entrant checkpointing) bring one parameter's gradient in pieces, and
-            # the length of a sum is not the sum of lengths.
+            # Nested backward passes (re-entrant checkpointing) give a parameter's gradient in pieces, and the length
+            # of a sum is not the sum of lengths.
             self._is_spoiled = True
         self._fired.add(id(parameter))
         self._parts.add(index, parameter, gradient.detach(), self._weight)
 
     def _has_room(self) -> bool:
-        """Whether memory holds a second set of gradients with some to spare; where it once did not, hooks serve."""
+        """Whether memory holds a second set of gradients and some more; once it does not, hooks are used."""
         if self.device.type == "cuda":
-            size = sum(p.numel() * p.element_size() for _, p in _parameters(self._optimizer) if p.requires_grad)
+            size = sum(p.numel() * p.element_size() for _, p in grouped_parameters(self._optimizer) if p.requires_grad)
             most = torch.cuda.get_device_properties(self.device).total_memory
             self._set_aside = most - torch.cuda.max_memory_allocated(self.device) > 2 * size
         return self._set_aside
 
-    def end(self) -> None:
-        """Measure the gradients that still wait, before anything writes to them again, and remove the hooks."""
+    def stop_measuring(self) -> None:
+        """Measure the gradients that wait, before anything writes to them again, and remove the hooks."""
         self._remove_hooks()
         if self._aside is not None:
             self._add_back(self._aside)
@@ -178,7 +179,7 @@ class GradientNormMeter:
     def _add_back(self, aside: dict[int, Tensor]) -> None:
         sums: list[Tensor] = []
         added: list[Tensor] = []
-        for index, parameter in _parameters(self._optimizer):
+        for index, parameter in grouped_parameters(self._optimizer):
             before, now = aside.get(id(parameter)), parameter.grad
             if now is not None and parameter.requires_grad:
                 self._parts.add(index, parameter, now.detach(), self._weight, held=True)
@@ -201,15 +202,15 @@ class GradientNormMeter:
             handle.remove()
         self._handles.clear()
 
-    def abandon(self) -> None:
-        """Forget the step that is being measured, hooks included; for a step that failed or is not to count."""
+    def drop_row(self) -> None:
+        """Forget the row that is being measured, and remove the hooks; for a step that failed or does not count."""
         self._remove_hooks()
         self._aside = None
         self._parts = _Sums(self._preconditioner)
         self._num_parts = 0
         self._is_spoiled = False
 
-    def finish(
+    def close_row(
         self,
         count: int | None,
         total: int,
@@ -219,16 +220,17 @@ class GradientNormMeter:
     ) -> None:
         """Close the row of a step of `total` samples over all replicas and `count` parts here.
 
-        `count` None: as many as began with a weight; a part without one says nothing, and must not count as one.
-        T is whole_factor·|P⁻¹ .grad|², as the gradients lie there after reduction. Under a GradScaler, `loss_scale`
-        is the tensor by which losses were scaled (`scaler.scale(torch.ones((), device=...))`). Beyond the capacity
-        the oldest row is overwritten. `parts_factor` is what the shares of L lack still. A row that cannot be right is
-        closed with NaN, so that replicas stay in step.
+        `count` None: the parts that had a weight; a part without one must not count. T is whole_factor·|P⁻¹ .grad|² of
+        the reduced gradients; the shares of L are multiplied by `parts_factor`. Under a GradScaler, `loss_scale` is the
+        tensor by which losses were scaled (`scaler.scale(torch.ones((), device=...))`). Beyond the capacity the oldest
+        row is overwritten. A row that cannot be right becomes NaN, so that all replicas have the same number of rows.
         """
         if self.is_measuring:
-            raise MisusedJob("a measured step was finished while its micro-step had not ended: call end() first")
+            raise MisusedJob(
+                "a measured step was finished while its micro-step had not ended: call stop_measuring() first"
+            )
         whole = _Sums(self._preconditioner)
-        for index, parameter in _parameters(self._optimizer):
+        for index, parameter in grouped_parameters(self._optimizer):
             if parameter.grad is not None and parameter.requires_grad:
                 whole.add(index, parameter, parameter.grad.detach(), whole_factor, held=True)
         whole.flush(whole_factor)
@@ -245,10 +247,10 @@ class GradientNormMeter:
         self._host_rows.append((self._num_parts if count is None else count, total))
         del self._host_rows[: -self._capacity]
         self._num_rows += 1
-        self.abandon()
+        self.drop_row()
 
     def drain(self) -> Rows:
-        """Fetch and forget the rows so far, oldest first; this waits for the device."""
+        """Return and forget the rows so far, oldest first; waits for the device."""
         self._late.forget()
         rows = self._rows(self._ring.cpu(), self._num_rows, self._host_rows)
         self._start_over()
@@ -256,10 +258,10 @@ class GradientNormMeter:
         return rows
 
     def collect(self) -> Rows:
-        """Return the rows that the call before this one sent to the host, and send those since; never waits long.
+        """Send the rows so far to the host, and return those that the call before sent.
 
-        Without a GPU it returns the rows so far. Now and then, ever less often, it reads the optimiser's
-        state, which does wait.
+        Without a GPU it returns the rows so far. At calls 1, 2, 4, 8, ... it reads the optimiser's state, which waits
+        for the device.
         """
         arrived = self._late.exchange(self._ring, (self._num_rows, list(self._host_rows)))
         self._start_over()
@@ -282,22 +284,16 @@ class GradientNormMeter:
         self._num_rows = 0
 
     def regroup(self, set_aside: bool) -> None:
-        """Forget all rows and start as a new meter, which reads the optimiser's state. `set_aside` as above."""
-        self.abandon()
+        """Forget all rows and read the optimiser's state again, among other replicas; `set_aside` as above."""
+        self.drop_row()
         self.drain()
         self._set_aside = set_aside
         self._num_drains = 0
 
     def close(self) -> None:
-        """Remove every hook, the one that counts the optimiser's steps too; the meter is done."""
-        self.abandon()
+        """Remove all hooks, also the one that counts the optimiser's steps."""
+        self.drop_row()
         self._preconditioner.close()
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]]:
-    for index, group in enumerate(optimizer.param_groups):
-        for parameter in group["params"]:
-            yield index, parameter
 
 
 def _exact(device: torch.device) -> torch.dtype:
@@ -305,7 +301,7 @@ def _exact(device: torch.device) -> torch.dtype:
 
 
 class _Sums:
-    """Σ weight·|P⁻¹g|² by parameter group and device, with few kernels for many tensors and bounded memory."""
+    """Sums of weight·|P⁻¹g|² by parameter group and device, with few kernels for many tensors and bounded memory."""
 
     def __init__(self, preconditioner: Preconditioner) -> None:
         self._preconditioner = preconditioner
@@ -320,8 +316,8 @@ class _Sums:
         self._bytes[key] += size
         if held:
             return
-        # A large gradient is dealt with while its hook still runs: one that is held when autograd wants to keep it
-        # as `.grad` would be copied instead.
+        # A large gradient is measured while its hook still runs: autograd would copy a gradient that somebody holds,
+        # instead of keeping it as `.grad`.
         if size >= _LARGE_BYTES or self._bytes[key] >= _CHUNK_BYTES or len(self._waiting[key]) >= _CHUNK_TENSORS:
             self._flush(key, weight)
 
@@ -345,9 +341,9 @@ class _Sums:
 
 
 def _lengths(tensors: list[Tensor]) -> list[Tensor]:
-    """Lengths in float32 or better, of tensors of one dtype.
+    """Lengths of tensors of one dtype, in float32 or better.
 
-    On a processor a long sum in float32 drifts (8e-5 over four million elements), so it is taken in blocks.
+    On a processor a long sum in float32 drifts (8e-5 over four million elements), so there it is summed in blocks.
     """
     wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     if tensors[0].device.type == "cpu" and wide == torch.float32:

@@ -1,4 +1,4 @@
-"""The weight of each part of a step in the average, so that the gradient is Σ n·g / Σ n whatever the split."""
+"""Weighs the parts of a step, so that the gradient is Σ n·g / Σ n for any split of the batch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _WEIGHT = "how many tokens (or other units) the loss is the mean of"
 
 
 def check_weighting(reduction: str, weight: float | Tensor | None) -> None:
-    """Refuse what cannot weigh a loss: an unknown `reduction`, a `weight` that is no finite number of 0 or more.
+    """Refuse an unknown `reduction`, and a `weight` that is not a finite number of 0 or more.
 
-    The value of a tensor on a GPU is not looked at: that would wait for the device.
+    The value of a tensor on a GPU is not checked, since reading it would wait for the device.
     """
     if reduction not in REDUCTIONS:
         raise UnknownName("reduction", str(reduction), REDUCTIONS)
@@ -50,21 +50,21 @@ def _can_weigh(weight: float | Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NoiseFactors:
-    """What turns squared norms of scaled gradients into those of the average: of one part, and of the whole."""
+    """Factors from squared norms of scaled gradients to those of the average: of one part, and of the whole."""
 
     part: float
     whole: float
 
 
 class LossWeighting:
-    """Scales losses before their backward pass; the wrapper then takes the plain mean over K replicas.
+    """Scales losses before their backward pass; the wrapper then takes the mean over K replicas.
 
     - mean over the samples: factor n·K/N, known in advance, exact;
-    - sum over the samples: factor K, times M0/N where the batch may grow, so that the gradient keeps the size
-      it has at the initial batch M0;
-    - mean over something else, with its `weight` (tokens): factor w·K/reference, and the gradients are multiplied by
-      reference/W once the sum W of all weights is there. The reference is the mean weight of the step before,
-      the same on all replicas; it only keeps numbers in range.
+    - sum over the samples: factor K, times M0/N where the batch may grow, so that the gradient keeps its size at the
+      initial batch M0;
+    - mean over something else, such as tokens, with its `weight`: factor w·K/reference; once the sum W of all weights
+      is known, the gradients are multiplied by reference/W. The reference is the mean weight of the step before, equal
+      on all replicas; it only keeps numbers in range.
     """
 
     def __init__(self, replicas: ReplicaGroup, initial_batch: int, adaptive: bool) -> None:
@@ -78,7 +78,7 @@ class LossWeighting:
         self._parts = 0
 
     def scale(self, loss: Tensor, micro: MicroBatch, reduction: str, weight: float | Tensor | None) -> Tensor:
-        """The loss to run backward from."""
+        """The scaled loss, for the backward pass."""
         check_weighting(reduction, weight)
         kind = "weight" if weight is not None else reduction
         if self._kind not in (None, kind):
@@ -113,15 +113,15 @@ class LossWeighting:
         self._parts += 1
         if micro.is_last and self._replicas.num_replicas > 1:
             self._work = dist.all_reduce(self._sum, async_op=True)
-        # A mean over no token at all is NaN, and NaN times nothing still is.
+        # A mean over no token is NaN, and so is 0 times NaN.
         counted = torch.where(weight > 0.0, loss, torch.zeros_like(loss))
         return counted * (weight / self._reference * self._replicas.num_replicas).to(loss.dtype)
 
     def noise_factors(self, micro: MicroBatch, weight: float | Tensor | None) -> NoiseFactors:
-        """For squared norms seen on a measured step; the whole's factor is that of gradients after `finish`.
+        """The factors for a measured step; that of the whole is for gradients after `finish`.
 
-        A part's share in L is (n/N)·|g|². The hook sees g' = f·g with the factor f used here; so it is
-        |g'|²·(n/N)/f². By weight, W is not known yet: `finish` returns what is missing.
+        A part's share in L is (n/N)·|g|². The hook sees g' = f·g with the factor f of `scale`, so the share is
+        |g'|²·(n/N)/f². With weights W is not known yet: `finish` returns it.
         """
         if micro.samples == 0:
             return NoiseFactors(0.0, 1.0)
@@ -138,7 +138,7 @@ class LossWeighting:
         return NoiseFactors(share / (share * replicas) ** 2, 1.0)
 
     def finish(self, parameters: Iterable[nn.Parameter]) -> Tensor | None:
-        """After the last backward pass: by weight, bring the gradients to the average; returns W, else None."""
+        """After the last backward pass: with weights, scale the gradients to the average and return W; else None."""
         weights, parts = self._sum, self._parts
         self._kind, self._sum, self._parts = None, None, 0
         if self._work is not None:
@@ -158,17 +158,18 @@ class LossWeighting:
         for dtype, gradients in by_type.items():
             torch._foreach_mul_(gradients, factor.to(dtype))
         if not weights.is_cuda:
-            # The next step's reference; on a GPU reading it would wait for the device, and the first one serves.
+            # The next step's reference. On a GPU reading it would wait for the device, so the first one stays.
             self._reference = max(float(weights) / (parts * self._replicas.num_replicas), 1.0)
         return weights
 
     def forget(self) -> None:
-        """Start again with other replicas: no step is under way, and all of them find the reference again."""
-        self._kind, self._sum, self._work, self._parts = None, None, None, 0
+        """Forget the step under way and the reference: the replicas have changed."""
+        self._work = None
+        self.abandon()
         self._reference = 0.0
 
     def abandon(self) -> None:
-        """The step under way does not count."""
+        """Drop the step under way."""
         if self._work is not None:
             self._work.wait()
         self._kind, self._sum, self._work, self._parts = None, None, None, 0

@@ -1,7 +1,7 @@
-"""The model as a script is given it: an object to keep, whichever replicas there are later.
+"""The model that a script gets from a job: it stays valid when the replicas change.
 
-With several replicas a script gets the wrapper of `process_group`. Alone there is none, and what it keeps must still
-come to a wrapper once others join.
+With several replicas a script gets the wrapper of `process_group`. With one replica there is no wrapper, and calls of
+the model that the script keeps must reach the wrapper that there is once other replicas join.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _log = logging.getLogger("pollux")
 
 
 def stable_handle(model: nn.Module, current: Callable[[], nn.Module]) -> nn.Module:
-    """A second handle on `model`: of its class, with its very attributes; only a call goes to what `current` says.
+    """A second object of the class of `model` that shares its attributes; only calls go to the model of `current`.
 
-    Copies and pickles of it are the model's own, as is what is made from its class. Where such a class cannot be made,
-    or would be noticed by the model's own, the model itself.
+    Copying or pickling it copies or pickles the model, and its class makes ordinary objects. Where such an object
+    cannot be made, or the class of the model would notice it, this returns the model itself.
     """
     kind = type(model)
     if type(kind) is not type or any("__init_subclass__" in vars(base) for base in kind.__mro__[:-1]):
@@ -40,10 +40,10 @@ def stable_handle(model: nn.Module, current: Callable[[], nn.Module]) -> nn.Modu
             types.new_class(kind.__name__, (kind,), exec_body=lambda into: into.update(names))
         )
         handles.append(made)
-        # One set of attributes for both: what is set, hooked or moved through one is so through the other.
+        # Both share one set of attributes: what is set, hooked or moved through one is so through the other.
         object.__setattr__(made, "__dict__", vars(model))
     except Exception as error:
-        _log.debug("no stand-in for a model of %s: %s", kind.__name__, error)
+        _log.debug("no second handle on a model of %s: %s", kind.__name__, error)
         return model
     return made
 
@@ -51,7 +51,7 @@ def stable_handle(model: nn.Module, current: Callable[[], nn.Module]) -> nn.Modu
 def _calls_and_attributes(
     model: nn.Module, current: Callable[[], nn.Module], is_handle: Callable[[nn.Module], bool]
 ) -> dict[str, Any]:
-    """What the class of a handle does with calls and attributes; all but the handle are ordinary objects of it."""
+    """How the class of a handle treats calls and attributes; all its objects but the handle are ordinary."""
     kind = type(model)
     of_object = vars(object)["__class__"]
 
@@ -68,7 +68,7 @@ def _calls_and_attributes(
         try:
             return kind.__getattr__(self, name)
         except AttributeError:
-            # A model may have been given another class meanwhile, with more in it.
+            # The model may have got another class meanwhile, with more attributes.
             if not is_handle(self) or type(model) is kind:
                 raise
             return getattr(model, name)
@@ -78,12 +78,12 @@ def _calls_and_attributes(
 
 
 def _copying(model: nn.Module, is_handle: Callable[[nn.Module], bool]) -> dict[str, Any]:
-    """How objects of the class of a handle are copied and pickled: the handle as the model, others as ever."""
+    """How objects of the class of a handle are copied and pickled: the handle as the model, others as usual."""
     kind = type(model)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         if is_handle(self):
-            # Whatever refers to the model within it, a hook say, refers to the same copy.
+            # What refers to the model within it, such as a hook, then refers to the same copy.
             return operator.getitem, ([model], 0)
         make, arguments, *rest = cast("tuple[Any, ...]", kind.__reduce_ex__(self, protocol))
         return make, tuple(kind if each is type(self) else each for each in arguments), *rest

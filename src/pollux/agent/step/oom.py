@@ -1,7 +1,7 @@
-"""Out-of-memory at a batch that was not tried before: caught, learned and survived.
+"""Survives running out of memory in the first step at a larger local batch, a trial.
 
-On a trial step the model's forward pass and our backward pass catch the error; all replicas then agree that the
-step did not happen. How large a batch may be tried at all is predicted from the memory of the steps before.
+In a trial the model's forward pass and our backward pass catch the error, and all replicas then drop the step. The
+memory of earlier steps predicts how large a batch is worth a trial.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def predicted_local_batch(device: torch.device, local_batch: int) -> int | None:
-    """The largest local batch that the device should hold: memory beyond what stays grows in proportion to it.
+    """The largest local batch that the device should hold, if the memory of a step grows in proportion to it.
 
-    `local_batch` is the one that runs now. None without a GPU. Reads counters only.
+    `local_batch` is the present one. None without a GPU. Reads counters only.
     """
     if device.type != "cuda" or local_batch < 1:
         return None
@@ -49,8 +49,8 @@ def predicted_local_batch(device: torch.device, local_batch: int) -> int | None:
 class OomTrial:
     """A step at a local batch that memory may not hold.
 
-    While it lasts, a forward pass that runs out of memory gives its output without a graph, computed in smaller
-    pieces, so that the user's loss still has a value; `failed` then says that nothing must be learned from it.
+    Meanwhile a forward pass that runs out of memory returns its output without a graph, computed in smaller pieces, so
+    that the user's loss has a value; `failed` then says that the step must not be taken.
     """
 
     def __init__(self, model: nn.Module, safe_batch: int) -> None:
@@ -59,7 +59,7 @@ class OomTrial:
         self._safe = max(safe_batch, 1)
 
     def start(self) -> None:
-        """Put the guard in front of the model's forward pass."""
+        """Guard the model's forward pass."""
         own = vars(self._model).get("forward")
         original: Callable[..., Any] = self._model.forward
 
@@ -71,7 +71,7 @@ class OomTrial:
             except Exception as error:
                 if not (torch.is_grad_enabled() and is_out_of_memory(error)):
                     raise
-            # Outside the handler: the traceback would keep the activations alive.
+            # Outside of the handler, whose traceback would keep the activations alive.
             self.fail()
             return self._in_pieces(original, inputs, named)
 
@@ -79,14 +79,14 @@ class OomTrial:
         self._model.forward = guarded
 
     def stop(self) -> None:
-        """Take the guard away again."""
+        """Remove the guard."""
         if "forward" in vars(self._model):
             del self._model.forward
         if self._own is not None:
             self._model.forward = self._own
 
     def fail(self) -> None:
-        """This replica ran out of memory."""
+        """Note that this replica ran out of memory, and free what can be freed."""
         self.failed = True
         free_memory()
 
@@ -128,13 +128,13 @@ def _joined(outputs: list[Any]) -> Any:
         first = parts[0]
         together = isinstance(first, Tensor) and first.dim() > 0
         value = torch.cat(parts) if together else first
-        # Backward from this loss is never run, but a user's own checks may ask whether it could be.
+        # There is no backward pass from this loss, but the user's own checks may ask whether it requires a gradient.
         leaves.append(value.requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value)
     return _pytree.tree_unflatten(leaves, shape)
 
 
 def free_memory() -> None:
-    """Give back what can be given back."""
+    """Free the memory that can be freed."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,7 +1,4 @@
-"""One optimiser step: forward and backward of its micro-batches, the average, noise, clipping, the optimiser.
-
-It knows nothing of epochs, batch sizes to come or checkpoints.
-"""
+"""One optimiser step: forward and backward of its micro-batches, the average, noise, clipping, the optimiser."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ __all__ = ["StepOptions", "StepRunner"]
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """What a step does beside the optimiser's own: gradient scaling, clipping, the user's last word."""
+    """What a step does beside the optimiser: gradient scaling, clipping, a function of the user's; wrapper options."""
 
     scaler: torch.amp.GradScaler | None = None
     clip_norm: float | None = None
@@ -40,10 +37,10 @@ class StepOptions:
 
 
 class StepRunner:
-    """Runs the micro-batches of one step after another; `model` is what is called now, `given` what the script gets.
+    """Runs the micro-batches of steps; `model` is the model to call now, `given` the one that the script gets.
 
-    Without a GPU, losses and gradients are checked as they come. On a GPU looking would mean waiting, so losses
-    are summed on the device and `losses` is asked for now and then: what is not finite stays so in a sum.
+    Without a GPU losses and gradients are checked at once. On a GPU that would wait for the device, so losses are
+    summed there and read in rounds: a sum with a value that is not finite is not finite.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class StepRunner:
         self.clock = StepClock(replicas.device, self.parameters, hooks=replicas.num_replicas > 1)
         self.meter = meter
         self.counts_batchnorm = False
-        # Whether values that are not finite may pass: just after a change of batch the guard rail undoes them.
+        # Whether values that are not finite are allowed: after a change of batch the guard rail undoes them.
         self.tolerates = False
         self._has_batchnorm = has_batchnorm(model)
         self._has_sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
@@ -70,7 +67,7 @@ class StepRunner:
         self._num_finished = 0
         self._replicas = replicas
         self._averager = averager
-        # A scaler that is switched off does nothing, and must not keep others from looking at losses.
+        # A disabled scaler does nothing, so losses must be checked as without one.
         disabled = options.scaler is not None and not options.scaler.is_enabled()
         self._options = replace(options, scaler=None) if disabled else options
         self._micro: MicroBatch | None = None
@@ -90,7 +87,7 @@ class StepRunner:
 
     @property
     def given(self) -> nn.Module:
-        """The model for the user's loop. It may be kept: where replicas change, calling it is calling `model`."""
+        """The model for the user's loop, which may keep it: when replicas change, its calls go to `model`."""
         if self.is_sharded or not self._replicas.can_change or isinstance(self.model, WrappedModel):
             return self.model
         if self._alone is None:
@@ -99,7 +96,7 @@ class StepRunner:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a batch was handed out whose loss has not come yet."""
+        """Whether the script has a batch whose loss it has not passed to `backward`."""
         return self._micro is not None and not self._ran_backward
 
     @property
@@ -109,18 +106,18 @@ class StepRunner:
 
     @property
     def _checks_values(self) -> bool:
-        """Whether losses and gradients that are not finite are refused as they come."""
+        """Whether losses and gradients that are not finite are refused at once."""
         return not (self._on_gpu or self.has_scaler or self.tolerates)
 
     @property
     def can_try(self) -> bool:
-        """Whether a step may go without the wrapper's averaging: not where layers talk to each other in between."""
+        """Whether a step can do without the wrapper's averaging; not where layers of replicas exchange values."""
         if self._replicas.num_replicas == 1:
             return True
         return not (self.is_sharded or self._static_graph or self.counts_batchnorm or self._has_sparse)
 
-    def begin(self, micro: MicroBatch, trial_from: int | None) -> None:
-        """A micro-batch is about to be handed out; `trial_from` is the local batch that is known to fit, on a trial."""
+    def begin_micro_batch(self, micro: MicroBatch, trial_from: int | None) -> None:
+        """Start a micro-batch; `trial_from` is the local batch that is known to fit, where this one is a trial."""
         if not self._ran_backward:
             raise MisusedJob(
                 "the batch before this one was never passed to job.backward(loss): call it for every batch"
@@ -131,7 +128,7 @@ class StepRunner:
         if micro.index == 0 and trying and trial_from is not None:
             self._trial = OomTrial(self.inner, trial_from)
             self._trial.start()
-        # A static graph must see a synchronised backward pass first; what is averaged already stays so in the next.
+        # A static graph must see a synchronised backward pass first; averaging an average again changes nothing.
         learning = self._static_graph and self._num_finished == 0
         self._set_synchronised((micro.is_last or learning) and self._trial is None)
         if self._has_batchnorm:
@@ -146,7 +143,7 @@ class StepRunner:
             self.model.set_requires_gradient_sync(synchronised)  # type: ignore[operator]
 
     def backward(self, loss: Tensor, reduction: str, weight: float | Tensor | None) -> MicroBatch:
-        """The backward pass of the micro-batch handed out last, weighted by its share in the average."""
+        """Run the backward pass of the present micro-batch, weighted by its share in the average."""
         micro = self._require_micro()
         check_weighting(reduction, weight)
         # The loss of a failed trial has no graph, and nothing is learned from it.
@@ -169,12 +166,12 @@ class StepRunner:
         return micro
 
     def _is_nothing(self, weight: float | Tensor) -> bool:
-        """Whether a part is known to count nothing; on a GPU asking would wait for it, some graphs want their own."""
+        """Whether a part has weight 0; not asked on a GPU, which would wait, nor where graphs need their own loss."""
         unusual = self.is_sharded or self._static_graph or getattr(self.model, "find_unused_parameters", False)
         return not unusual and not (isinstance(weight, Tensor) and weight.is_cuda) and float(weight) == 0.0
 
     def _nothing(self, loss: Tensor) -> Tensor:
-        """A zero from all parameters in place of a mean over nothing, whose gradient is not finite."""
+        """A zero that depends on all parameters, in place of a mean over nothing, whose gradient is not finite."""
         zeros = [p.reshape(-1)[:1].sum() * 0.0 for p in self.inner.parameters() if p.requires_grad]
         return torch.stack([zero.to(loss.dtype) for zero in zeros]).sum().reshape(loss.shape)
 
@@ -192,7 +189,7 @@ class StepRunner:
         if meter is not None:
             factors = self._averager.noise_factors(micro, weight)
             self._whole_factor = factors.whole
-            meter.begin(factors.part)
+            meter.start_measuring(factors.part)
         try:
             scaled.backward()
         except Exception as error:
@@ -201,15 +198,15 @@ class StepRunner:
             failed = True
         else:
             failed = False
-        self.clock.computed()
+        self.clock.mark_computed()
         if meter is not None:
-            meter.end()
+            meter.stop_measuring()
         if failed and self._trial is not None:
-            # Not inside the handler: the traceback holds the activations.
+            # Outside of the handler, whose traceback holds the activations.
             self._trial.fail()
 
     def _note(self, loss: Tensor, micro: MicroBatch, reduction: str, weight: float | Tensor | None) -> None:
-        """Add this part's share of the step's mean loss to the sum of losses."""
+        """Add this part's share of the step's mean loss to the sum."""
         if micro.samples == 0 or (weight is not None and not self._on_gpu and float(weight) == 0.0):
             return
         value = loss.detach()
@@ -222,14 +219,14 @@ class StepRunner:
             self._losses.add(value, share)
 
     def _note_weighted(self, value: Tensor, weight: float | Tensor) -> None:
-        """The step's weights are added up only at its end, and with them the loss as it is averaged."""
+        """Sum weight·loss; the sum of the weights is known only at the end of the step."""
         if self._on_gpu and isinstance(weight, Tensor):
             value = torch.where(weight.detach() > 0, value, torch.zeros_like(value))
         part = value.reshape(()).to(torch.float64) * weight
         self._weighted = part if self._weighted is None else self._weighted + part
 
     def finish(self, lr_factors: Sequence[float]) -> bool:
-        """After the last micro-batch: average, measure, clip, step. False where memory did not suffice anywhere."""
+        """After the last micro-batch: average, measure, clip, step; false where some replica ran out of memory."""
         micro = self._micro
         assert micro is not None
         trial, self._trial = self._trial, None
@@ -258,7 +255,7 @@ class StepRunner:
         if self._options.scaler is not None:
             scale = self._options.scaler.scale(torch.ones((), device=self._replicas.device))
         factor = 1.0 if weights is None else 1.0 / weights
-        meter.finish(None, micro.total, self._whole_factor, loss_scale=scale, parts_factor=factor)
+        meter.close_row(None, micro.total, self._whole_factor, loss_scale=scale, parts_factor=factor)
 
     def _step(self, lr_factors: Sequence[float], micro: MicroBatch) -> None:
         scaler, optimizer = self._options.scaler, self.optimizer
@@ -266,7 +263,7 @@ class StepRunner:
         if self._checks_values and not self.is_sharded:
             self._require_finite(micro)
         if self._replicas.is_broken:
-            raise dist.DistError("other replicas are gone, and this step's gradients with them")
+            raise dist.DistError("other replicas are lost, and the gradients of this step with them")
         with scaled_rates(optimizer.param_groups, lr_factors):
             if scaler is not None:
                 scaler.step(optimizer)
@@ -276,7 +273,7 @@ class StepRunner:
         optimizer.zero_grad(set_to_none=True)
 
     def _change_gradients(self) -> None:
-        """What the user wants done to averaged gradients: clipping, and a function of the user's own."""
+        """Clip the averaged gradients, and call the user's function on them."""
         options = self._options
         if options.scaler is not None and (options.clip_norm is not None or options.before_step is not None):
             options.scaler.unscale_(self.optimizer)
@@ -295,14 +292,14 @@ class StepRunner:
             )
 
     def abandon(self) -> None:
-        """Forget the step under way: no gradient, no loss, no measurement of it stays."""
+        """Drop the step under way with its gradients, losses and measurements."""
         if self._trial is not None:
             self._trial.stop()
             self._trial = None
         self._averager.abandon()
-        self.clock.cancel()
+        self.clock.cancel_step()
         if self.meter is not None:
-            self.meter.abandon()
+            self.meter.drop_row()
         self.optimizer.zero_grad(set_to_none=True)
         self._losses.forget()
         self._weighted = None
@@ -311,19 +308,19 @@ class StepRunner:
         free_memory()
 
     def rebuild(self) -> None:
-        """A new wrapper round the same model, after the old one was interrupted."""
+        """Wrap the model anew, after the old wrapper was interrupted."""
         self._num_finished = 0
         before, self.model = self.model, self._wrap()
         if isinstance(before, WrappedModel):
-            # Not the new one by name: there may be many more, and a script that kept this one has only this.
-            before.follow(lambda: self.model)
+            # A function, since there may be more wrappers later, and a script may keep this one.
+            before.forward_to(lambda: self.model)
 
     def disconnect(self) -> None:
-        """Stop waiting for a collective, whose step does not count."""
+        """Forget a collective that is waited for, with its step."""
         self._averager.forget()
 
     def regroup(self) -> None:
-        """Start again with other replicas, which know nothing of the losses, times and measurements here."""
+        """Forget losses, times and measurements of the old replicas, and wrap the model for the new ones."""
         alone = self._replicas.num_replicas == 1
         self.clock.regroup(hooks=not alone)
         if self.meter is not None:
@@ -335,14 +332,14 @@ class StepRunner:
         self.rebuild()
 
     def losses(self) -> tuple[float, int]:
-        """Sum over steps of this replica's share of the mean loss, and the number of steps, between two calls.
+        """The sum over steps of this replica's share of the mean loss, and the steps, since the last call.
 
-        Summed over replicas and divided by the steps it is the mean loss. On a GPU it is one call late.
+        Its sum over replicas, divided by the steps, is the mean loss. On a GPU it is one call late.
         """
         return self._losses.read()
 
     def predicted_local_batch(self, local_batch: int) -> int | None:
-        """The largest local batch that the device's memory should hold; None: cannot be told."""
+        """The largest local batch that the device's memory should hold; None: not known."""
         return predicted_local_batch(self._replicas.device, local_batch)
 
 

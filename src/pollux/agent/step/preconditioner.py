@@ -1,4 +1,4 @@
-"""The scale that an optimiser gives to each coordinate, from its own state as it is before a step."""
+"""The scale P of each coordinate in an optimiser's step, from the optimiser's state before the step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["WARM_STEPS", "Preconditioner"]
+__all__ = ["WARM_STEPS", "Preconditioner", "grouped_parameters"]
 
 WARM_STEPS = 20
 
@@ -20,7 +20,7 @@ _TINY = 1e-20  # under a moment of zero where ε is zero too, so that the masked
 _State: TypeAlias = dict[str, Any]
 _Tensors: TypeAlias = list[Tensor]
 
-# The first key that a parameter's state has names the kind; `max_exp_avg_sq` and `acc_delta` come beside others.
+# The first of these keys in a parameter's state gives the kind; `max_exp_avg_sq` and `acc_delta` come with others.
 _KINDS = (
     ("max_exp_avg_sq", "amsgrad"),
     ("exp_avg_sq", "adam"),
@@ -40,7 +40,7 @@ class Preconditioner:
         self._steps_read = 0
         self._steps_counted = 0
         self._without_zeros: dict[int, weakref.ref[Tensor]] = {}
-        # Where the optimiser's own count lies on the device, only a count of ours can be asked without waiting.
+        # The optimiser's own count may lie on the device; ours can be read without waiting.
         self._handle = optimizer.register_step_post_hook(self._count)
         self.refresh()
 
@@ -52,18 +52,18 @@ class Preconditioner:
         self._handle.remove()
 
     def refresh(self) -> None:
-        """Look at the optimiser's count of steps, and which moments have no zeros left; may wait for the device."""
+        """Read the optimiser's count of steps, and which moments have no zeros left; may wait for the device."""
         step = self._first_state().get("step")
         if step is not None:
             self._steps_read, self._steps_counted = int(step), 0
         checked: dict[int, Tensor] = {}
-        for _, parameter in _parameters(self._optimizer):
+        for _, parameter in grouped_parameters(self._optimizer):
             state = self._optimizer.state.get(parameter) or {}
             moment = state.get(_MOMENT.get(_kind(state), ""))
             if moment is not None and not self._has_no_zeros(parameter, moment):
                 checked[id(parameter)] = moment
         flags = [(moment == 0).any() for moment in checked.values()]
-        # All are asked for before the first is read, so that the device is waited for once.
+        # All flags are computed before the first is read, so that there is one wait for the device.
         for (key, moment), has_zeros in zip(checked.items(), flags, strict=True):
             if not has_zeros:
                 self._without_zeros[key] = weakref.ref(moment)
@@ -73,7 +73,7 @@ class Preconditioner:
         return known is not None and known() is moment
 
     def _first_state(self) -> _State:
-        for _, parameter in _parameters(self._optimizer):
+        for _, parameter in grouped_parameters(self._optimizer):
             state: _State | None = self._optimizer.state.get(parameter)
             if state:
                 return state
@@ -81,7 +81,7 @@ class Preconditioner:
 
     @property
     def kind(self) -> str:
-        """Which P it is; "cold" before the first step of an optimiser that has one."""
+        """The kind of P; "cold" before the first step of an optimiser that has one."""
         state = self._first_state()
         if not state:
             return "cold" if "eps" in self._optimizer.defaults else "plain"
@@ -96,10 +96,10 @@ class Preconditioner:
         return self._step(self._first_state()) >= WARM_STEPS
 
     def _step(self, state: _State) -> int:
-        """How often a parameter was stepped; by our own count where the optimiser's is on the device or missing.
+        """The steps of a parameter so far; our own count where the optimiser's lies on the device or is missing.
 
-        A step that a scaler skipped on the device is then counted until the next `refresh`. It changes the bias
-        correction of all parameters by one factor, which the noise scale does not feel.
+        Until the next `refresh` our count includes steps that a scaler skipped on the device. That changes the bias
+        correction of all parameters by one factor, which the noise scale does not depend on.
         """
         step = state.get("step")
         if step is None or (isinstance(step, Tensor) and step.device.type != "cpu"):
@@ -107,7 +107,7 @@ class Preconditioner:
         return int(step)
 
     def apply(self, index: int, waiting: Sequence[tuple[Tensor, Tensor]]) -> Iterator[tuple[_Tensors, float]]:
-        """P⁻¹g/factor and the factor, in lists of one dtype and bounded size; the gradients stay as they are."""
+        """P⁻¹g/factor and the factor, in lists of one dtype and bounded size; does not change the gradients."""
         group = self._optimizer.param_groups[index]
         alike: defaultdict[tuple[str, torch.dtype, int, bool], list[_Tensors]] = defaultdict(list)
         for parameter, gradient in waiting:
@@ -131,13 +131,13 @@ def _kind(state: _State) -> str:
 
 
 def _moments(kind: str, state: _State, group: dict[str, Any]) -> _Tensors:
-    """What P is made of, the second moment first."""
+    """The parts of P, the second moment first."""
     beside = {"adadelta": "acc_delta", "rmsprop": "grad_avg" if group.get("centered") else ""}.get(kind)
     return [state[_MOMENT[kind]], *([state[beside]] if beside else [])]
 
 
 def _dense(tensors: _Tensors) -> _Tensors:
-    """A gradient's values as real numbers, with what goes with them of the moments."""
+    """A gradient's values as real numbers, with the moments at the same places."""
     gradient, *moments = tensors
     if gradient.is_sparse:
         gradient = gradient.coalesce()
@@ -147,7 +147,7 @@ def _dense(tensors: _Tensors) -> _Tensors:
 
 
 def _pieces(entries: list[_Tensors]) -> Iterator[list[_Tensors]]:
-    """Lists of bounded size; a single large tensor comes in slices, so that what is computed from it stays small."""
+    """Lists of bounded size; a large tensor comes in slices, so that temporary results stay small."""
     piece: list[_Tensors] = []
     elements = 0
     for tensors in entries:
@@ -182,7 +182,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _denominators(kind: str, moments: list[_Tensors], step: int, group: dict[str, Any]) -> tuple[_Tensors, float]:
-    """P·factor and the factor, which is one number for all tensors and so costs no pass of its own."""
+    """P·factor and the factor, one number for all tensors, which saves a pass over them."""
     if kind == "adamax":
         return moments[0], 1.0
     eps, factor = max(float(group["eps"]), _TINY), 1.0
@@ -203,7 +203,8 @@ def _denominators(kind: str, moments: list[_Tensors], step: int, group: dict[str
     return list(below), factor
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]]:
+def grouped_parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Tensor]]:
+    """All parameters of an optimiser, each with the number of its group."""
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             yield index, parameter

@@ -1,6 +1,6 @@
-"""How long steps take, without waiting for the device: the host's clock on a CPU, events in the stream on a GPU.
+"""Times steps without waiting for the device: by the host's clock on a CPU, by events in the stream on a GPU.
 
-Readings are collected step by step and read later, when the device has long passed them.
+The events are read later, when the device has passed them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class _Reading:
 
 
 class StepClock:
-    """Times of steps that were finished; `drain` reads those the device has passed.
+    """Times steps; `drain` returns those that the device has passed.
 
-    On steps `begin(told_apart=True)` computing is timed apart from what follows it. Where gradients are synchronised
-    during the backward pass (`hooks`), temporary hooks note when the last one was there; alone, computing ends with
-    the backward pass.
+    `begin_step(told_apart=True)` has the computation of a step timed separately. Where gradients are synchronised
+    during the backward pass (`hooks`), temporary hooks note when the last gradient came; otherwise computation ends
+    with the backward pass.
     """
 
     def __init__(self, device: torch.device, parameters: Sequence[nn.Parameter], hooks: bool = True) -> None:
@@ -52,7 +52,7 @@ class StepClock:
 
     @property
     def includes_data_wait(self) -> bool:
-        """Whether computing is timed by the stream of the GPU, which itself waits for data that comes late."""
+        """Whether the GPU's stream times the computation: it waits for data that comes late."""
         return self._on_gpu
 
     def _now(self) -> _Instant:
@@ -62,17 +62,17 @@ class StepClock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def begin(self, told_apart: bool) -> None:
-        """A step begins: its first data is about to be fetched."""
+    def begin_step(self, told_apart: bool) -> None:
+        """Start a step, before its first data is read."""
         self._current = _Reading(self._now(), spans=[] if told_apart else None)
 
-    def waited(self, seconds: float) -> None:
-        """The host waited for data."""
+    def add_data_wait(self, seconds: float) -> None:
+        """Add a wait of the host for data."""
         if self._current is not None:
             self._current.data_seconds += seconds
 
     def begin_micro(self) -> None:
-        """The forward pass of a micro-step begins."""
+        """Start a micro-step, before its forward pass."""
         if self._current is None or self._current.spans is None:
             return
         self._micro_began = self._now()
@@ -81,19 +81,19 @@ class StepClock:
         if self._hooks:
             self._handles = [parameter.register_hook(self._on_gradient) for parameter in self._parameters]
 
-    def computed(self) -> None:
-        """The backward pass has returned."""
+    def mark_computed(self) -> None:
+        """Note that the backward pass has returned."""
         if not self._hooks and self._micro_began is not None:
             self._last_gradient = self._now()
 
     def _on_gradient(self, gradient: Tensor) -> None:
-        # On a GPU only the last gradient's place in the stream matters, and an event costs a launch.
+        # On a GPU only the last gradient matters, and each event costs a launch.
         self._remaining -= 1
         if not self._on_gpu or self._remaining <= 0:
             self._last_gradient = self._now()
 
     def end_micro(self) -> None:
-        """The backward pass of a micro-step is over."""
+        """End a micro-step, after its backward pass."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -104,8 +104,8 @@ class StepClock:
             current.spans.append((self._micro_began, self._last_gradient))
         self._micro_began = None
 
-    def end(self, repeats: int, local_batch: int, measured: bool) -> None:
-        """The optimiser has stepped."""
+    def end_step(self, repeats: int, local_batch: int, measured: bool) -> None:
+        """End the step: the optimiser has stepped."""
         current, self._current = self._current, None
         if current is None:
             return
@@ -113,19 +113,19 @@ class StepClock:
         self._done.append((current, repeats, local_batch, measured))
         del self._done[:-_MAX_PENDING]
 
-    def cancel(self) -> None:
-        """The step under way does not count."""
+    def cancel_step(self) -> None:
+        """Drop the step under way."""
         self.end_micro()
         self._current = None
 
     def regroup(self, hooks: bool) -> None:
-        """Forget the steps so far: they were of other replicas than those to come. `hooks` as above."""
-        self.cancel()
+        """Forget the steps so far: the replicas have changed. `hooks` as above."""
+        self.cancel_step()
         self._done.clear()
         self._hooks = hooks
 
     def drain(self) -> list[StepTime]:
-        """The finished steps that the device has passed, oldest first; each is given once."""
+        """The steps that ended and that the device has passed, oldest first; each is returned once."""
         times: list[StepTime] = []
         while self._done:
             reading, repeats, local_batch, measured = self._done[0]

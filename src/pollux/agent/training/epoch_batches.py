@@ -104,7 +104,7 @@ class EpochBatches:
     def _has_issued_enough(self, adaptation: Adaptation) -> bool:
         if self._mid_step or not self._follows_progress or self._progress.epoch_size is None:
             return False
-        ahead = sum(total * adaptation.counted(total) for _, total in self._unfinished)
+        ahead = sum(total * adaptation.counted_efficiency(total) for _, total in self._unfinished)
         return self._progress.in_epoch + ahead >= self._progress.epoch_size * (1.0 - 1e-9)
 
     def _following(self, current: Loader) -> Loader:

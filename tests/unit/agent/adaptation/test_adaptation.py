@@ -83,7 +83,7 @@ def ready(adaptation: Adaptation) -> Adaptation:
     """All that a change needs is known."""
     adaptation.model = FLAT
     adaptation.pace.rounds_since_change = 100
-    adaptation.memory.ran(16)
+    adaptation.memory.note_run(16)
     adaptation.estimate = known  # type: ignore[method-assign]
     return adaptation
 
@@ -126,7 +126,7 @@ def test_factors_and_efficiency_at_a_larger_batch(made):
     assert one.efficiency(64) == pytest.approx(2.0 / 4.0), "a step is worth no more than it moves"
     one._moments = SecondMoments("adam", [0.9, 0.9], steps=1000)
     assert one.efficiency(64) == pytest.approx(516 / 564), "denominators shrink with the noise"
-    assert one.counted(64) == pytest.approx(short(2.0)), "but they have not yet"
+    assert one.counted_efficiency(64) == pytest.approx(short(2.0)), "but they have not yet"
     assert one.efficiency(16) == one.efficiency(3) == 1.0
     still = made(BatchRange(16, 64), "none")
     still.believed = known()
@@ -169,7 +169,7 @@ def test_the_ceiling_and_memory_bound_it(made):
     change = small.next_change(0.0)
     assert change is None or change.choice.local_batch <= 16
     burst = ready(made(BatchRange(16, 64)))
-    burst.memory.ran_out(20)
+    burst.memory.note_out_of_memory(20)
     change = burst.next_change(0.0)
     assert change is None or change.choice.local_batch <= 19
 
@@ -191,25 +191,25 @@ def test_taking_a_change_and_going_back(made):
 def test_a_size_is_on_trial_until_it_ran(made):
     one = made(BatchRange(16, 64))
     assert one.trial_from(16) == 1
-    one.stepped(16, 16)
+    one.count_step(16, 16)
     assert one.trial_from(16) is None
     assert one.trial_from(17) == 16
 
 
 def test_out_of_memory_goes_back_to_what_ran(made):
     one = made(BatchRange(16, 64))
-    one.stepped(16, 16)
+    one.count_step(16, 16)
     grow(one, 32)
-    assert one.ran_out(32) == 16
+    assert one.shrink_batch(32) == 16
     assert (one.total, one.choice) == (16, BatchChoice(16, 0, 1))
     assert one.local_max == 31
 
 
 def test_in_exact_mode_out_of_memory_accumulates(made):
     one = made(BatchRange(16))
-    assert one.ran_out(16) == 8
+    assert one.shrink_batch(16) == 8
     assert (one.total, one.choice) == (16, BatchChoice(8, 1, 1))
-    assert one.ran_out(8) == 4
+    assert one.shrink_batch(8) == 4
     assert one.choice == BatchChoice(4, 3, 1)
 
 
@@ -247,7 +247,7 @@ def test_the_state_is_plain_and_goes_on(made):
     one = ready(made(BatchRange(16, 64)))
     one.believed = known()
     grow(one, 32)
-    one.memory.ran_out(60)
+    one.memory.note_out_of_memory(60)
     state = json.loads(json.dumps(one.state_dict()))
     other = made(BatchRange(16, 64), num_replicas=2)
     other.load_state_dict(state, 70)
@@ -301,7 +301,7 @@ def optimiser_steps(adaptation: Adaptation, count: int, total: int) -> list[floa
             for parameter in group["params"]:
                 parameter.grad = torch.ones_like(parameter)
         adaptation._engine.optimizer.step()
-        counted.append(adaptation.stepped(total, total))
+        counted.append(adaptation.count_step(total, total))
     return counted
 
 
@@ -320,7 +320,7 @@ def test_a_step_counts_by_second_moments_as_they_are(made):
     ratio = (0.9 * (1 - 0.999**30) + 0.1 / gain) / (0.9 * (1 - 0.999**30) + 0.1)
     assert counted[0] == pytest.approx(short(2.0 / ratio**0.5), rel=1e-6)
     assert counted[-1] == pytest.approx(516 / 564)
-    assert one.counted(64) == pytest.approx(counted[-1])
+    assert one.counted_efficiency(64) == pytest.approx(counted[-1])
 
 
 def test_plain_optimisers_have_no_second_moments_and_exact_mode_counts_all(made):
@@ -339,13 +339,13 @@ def test_second_moments_are_saved_and_go_back_with_the_weights(made):
     optimiser_steps(one, 20, 16)
     before = json.loads(json.dumps(one.state_dict()))
     optimiser_steps(one, 500, 64)
-    changed = one.counted(64)
+    changed = one.counted_efficiency(64)
     state = json.loads(json.dumps(one.state_dict()))
     other = made(BatchRange(16, 64), num_replicas=2, optimizer=torch.optim.Adam)
     other.load_state_dict(state, 520)
-    assert other.counted(64) == changed
+    assert other.counted_efficiency(64) == changed
     one.go_back(16, 20, before)
-    assert one.counted(64) == pytest.approx(short(2.0)) != changed
+    assert one.counted_efficiency(64) == pytest.approx(short(2.0)) != changed
     assert optimiser_steps(one, 500, 64)[-1] == pytest.approx(changed, rel=1e-6)
 
 
@@ -366,10 +366,10 @@ def test_parts_are_counted_over_all_replicas(made, monkeypatch):
     monkeypatch.setattr(one._replicas, "gather", lambda numbers: np.array([numbers, numbers]))
     for weights in ((1.0,), (1.0, 0.0), (0.0,)):
         for weight in weights:
-            meter.begin(weight)
+            meter.start_measuring(weight)
             sum(parameter.sum() for group in optimizer.param_groups for parameter in group["params"]).backward()
-            meter.end()
-        meter.finish(None, 16)
+            meter.stop_measuring()
+        meter.close_row(None, 16)
     one.round(10)
     assert one.tracker.num_measured == 2, "one part on each replica"
     assert one.tracker.num_dropped == 1, "no part at all says nothing"

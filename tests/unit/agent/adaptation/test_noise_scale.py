@@ -189,12 +189,12 @@ def test_the_meter_gives_what_the_simulation_computes(adam):
         rows = torch.from_numpy(np.column_stack([x, noises])).split(sizes)
         for part in rows:
             if meter.is_warm:
-                meter.begin(BATCH / len(part))
+                meter.start_measuring(BATCH / len(part))
             loss = 0.5 * (part[:, :-1] @ weight - part[:, -1]).square().sum() / BATCH
             loss.backward()
-            meter.end()
+            meter.stop_measuring()
         if meter.is_warm:
-            meter.finish(len(sizes), BATCH)
+            meter.close_row(len(sizes), BATCH)
         optimizer.step()
         descent.step(each.mean(axis=0)[None])
     drained = meter.drain()
@@ -372,21 +372,6 @@ def test_efficiency_does_not_depend_on_the_unit_of_length():
             (estimate.low + 64) / (estimate.low + 512)
         )
         assert estimate.high == pytest.approx(found[0].high)
-
-
-def test_successive_differences_give_way_to_real_rows():
-    tracker = NoiseTracker(64, 2)
-    tracker.add(*rows(60), biased=True)
-    biased = tracker.estimate()
-    assert biased.biased
-    assert tracker.add(*rows(60)) == 60
-    real = tracker.estimate()
-    assert (real.biased, tracker.num_measured) == (False, 60)
-    assert real.noise_scale == biased.noise_scale
-    assert real.relative_width < biased.relative_width
-    assert tracker.add(*rows(5), biased=True) == 0
-    assert tracker.estimate() == real
-    assert "measured within steps" in tracker.last_restart
 
 
 def test_restart_forgets_and_can_change_the_groups():

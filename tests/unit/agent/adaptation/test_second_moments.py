@@ -41,7 +41,7 @@ def test_they_follow_as_the_optimisers_own_do(optimizer, kind, options):
     one = SecondMoments.of(optimizer([parameter], lr=1e-3, **options), kind)
     assert one is not None
     for step, scale in enumerate(scales, start=1):
-        (ratio,) = one.step(gain(scale))
+        (ratio,) = one.add_step(gain(scale))
         if step in (30, 31, 40, 50, 65, 70):
             same = simulated(optimizer, kind, scales[:step], seed=0, **options)
             at_first = simulated(optimizer, kind, [1] * step, seed=1, **options)
@@ -54,14 +54,14 @@ def test_a_batch_that_never_changes_changes_nothing():
         one = SecondMoments(kind, [0.9, 0.999])
         assert one.ratios == (1.0, 1.0)
         for _ in range(50):
-            assert one.step(1.0) == pytest.approx((1.0, 1.0))
+            assert one.add_step(1.0) == pytest.approx((1.0, 1.0))
             one.credit(1.0)
 
 
 def test_groups_follow_at_their_own_pace():
     one = SecondMoments("adam", [0.5, 0.99], steps=1000)
     for _ in range(10):
-        fast, slow = one.step(4.0)
+        fast, slow = one.add_step(4.0)
     assert fast == pytest.approx(0.25, abs=0.01)
     assert slow == pytest.approx(1 - 0.75 * (1 - 0.99**10), rel=1e-4)
     assert one.final_ratios(4.0) == (0.25, 0.25)
@@ -69,25 +69,25 @@ def test_groups_follow_at_their_own_pace():
 
 def test_a_start_at_a_larger_batch_is_there_at_once():
     one = SecondMoments("adam", [0.999])
-    assert one.step(5.0) == pytest.approx((0.2,))
+    assert one.add_step(5.0) == pytest.approx((0.2,))
 
 
 def test_amsgrad_never_shrinks():
     one = SecondMoments("amsgrad", [0.9], steps=1000)
     for _ in range(100):
-        (ratio,) = one.step(8.0)
+        (ratio,) = one.add_step(8.0)
     assert ratio == pytest.approx(1.0)
     assert one.final_ratios(8.0) == pytest.approx((1.0,))
 
 
 def test_adagrad_is_set_against_a_sum_at_the_same_progress():
     one = SecondMoments("adagrad", [0.0], steps=100)
-    (first,) = one.step(4.0)
+    (first,) = one.add_step(4.0)
     assert first == pytest.approx((100 + 0.25) / 101)
     one.credit(3.0)
     assert one.ratios == pytest.approx(((100 + 0.25) / 103,))
     for _ in range(40_000):
-        one.step(4.0)
+        one.add_step(4.0)
         one.credit(4.0)
     assert one.ratios[0] == pytest.approx(1 / 16, rel=0.02)
     assert one.final_ratios(2.0) == one.ratios, "it does not let go"
@@ -108,7 +108,7 @@ def test_an_optimiser_that_was_used_before_is_warm():
         optimizer.step()
     one = SecondMoments.of(optimizer, "adam")
     assert one is not None
-    assert one.step(4.0) == pytest.approx((0.925,), rel=1e-6)
+    assert one.add_step(4.0) == pytest.approx((0.925,), rel=1e-6)
 
 
 def test_groups_may_be_added():
@@ -116,8 +116,8 @@ def test_groups_may_be_added():
     optimizer = torch.optim.Adam([first], betas=(0.9, 0.9))
     one = SecondMoments("adam", [0.9], steps=1000)
     optimizer.add_param_group({"params": [second], "betas": (0.9, 0.5)})
-    one.follow(optimizer)
-    old, new = one.step(4.0)
+    one.match_groups(optimizer)
+    old, new = one.add_step(4.0)
     assert (old, new) == pytest.approx((0.925, 0.25))
 
 
@@ -132,9 +132,9 @@ def test_a_decay_that_cannot_be_read_is_the_usual_one():
 
 def test_state_goes_through_json_and_goes_on():
     one = SecondMoments("amsgrad", [0.9, 0.5], steps=7)
-    one.step(3.0)
+    one.add_step(3.0)
     other = SecondMoments.restored(json.loads(json.dumps(one.state_dict())))
     assert other is not None
-    assert other.step(2.0) == one.step(2.0)
+    assert other.add_step(2.0) == one.add_step(2.0)
     assert other.state_dict() == one.state_dict()
     assert SecondMoments.restored(None) is None

@@ -52,15 +52,6 @@ def test_one_row_has_no_spread(drawn):
     assert math.isinf(taken(rows[:1], totals[:1], factors[:1]).spread)
 
 
-def test_a_copy_goes_its_own_way(drawn):
-    rows, totals, factors = drawn
-    means = taken(rows[:10], totals[:10], factors[:10])
-    other = means.copied()
-    other.add(rows[10], totals[10], 0.5)
-    assert other.count == 11
-    assert means.state_dict() == taken(rows[:10], totals[:10], factors[:10]).state_dict()
-
-
 def test_state_goes_through_json_and_goes_on(drawn):
     rows, totals, factors = drawn
     first = taken(rows[:20], totals[:20], factors[:20])

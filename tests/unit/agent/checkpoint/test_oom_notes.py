@@ -31,58 +31,58 @@ def notes(folder, gpu_type="H200", counts_deaths=True) -> TrialNotes:
 
 
 def test_nothing_is_known_at_first_nor_after_a_trial_that_held(tmp_path):
-    assert notes(tmp_path).lesson() is None
+    assert notes(tmp_path).learned() is None
     first = notes(tmp_path)
-    first.begin(32, 16)
-    first.end()
-    first.ran_out()
-    assert notes(tmp_path).lesson() is None
+    first.note_trial(32, 16)
+    first.clear_trial()
+    first.note_out_of_memory()
+    assert notes(tmp_path).learned() is None
     assert not list(tmp_path.iterdir())
 
 
 def test_what_ran_out_of_memory_is_known_at_once_and_stays_known(tmp_path):
     first = notes(tmp_path)
-    first.begin(32, 16)
-    first.ran_out()
-    assert notes(tmp_path).lesson() == notes(tmp_path).lesson() == Lesson(32, 16)
-    assert notes(tmp_path, "A100").lesson() is None
+    first.note_trial(32, 16)
+    first.note_out_of_memory()
+    assert notes(tmp_path).learned() == notes(tmp_path).learned() == Lesson(32, 16)
+    assert notes(tmp_path, "A100").learned() is None
     other = notes(tmp_path, "A100")
-    other.begin(9, 0)
-    other.ran_out()
-    assert notes(tmp_path, "A100").lesson() == Lesson(9, 4)
-    assert notes(tmp_path).lesson() == Lesson(32, 16)
+    other.note_trial(9, 0)
+    other.note_out_of_memory()
+    assert notes(tmp_path, "A100").learned() == Lesson(9, 4)
+    assert notes(tmp_path).learned() == Lesson(32, 16)
 
 
 def test_a_death_that_says_nothing_counts_when_it_comes_again(tmp_path):
-    notes(tmp_path).begin(32, 16)
+    notes(tmp_path).note_trial(32, 16)
     second = notes(tmp_path)
-    assert second.lesson() is None
+    assert second.learned() is None
     # A start that dies before the trial says nothing of it.
-    assert notes(tmp_path).lesson() is None
-    second.begin(32, 16)
-    assert notes(tmp_path).lesson() == Lesson(32, 16)
+    assert notes(tmp_path).learned() is None
+    second.note_trial(32, 16)
+    assert notes(tmp_path).learned() == Lesson(32, 16)
 
 
 def test_the_batch_that_was_asked_for_is_not_blamed_for_deaths(tmp_path):
     for _ in range(3):
         again = notes(tmp_path)
-        assert again.lesson() is None
-        again.begin(32, 0)
+        assert again.learned() is None
+        again.note_trial(32, 0)
 
 
 def test_deaths_of_different_trials_are_not_added_up(tmp_path):
-    notes(tmp_path).begin(32, 16)
+    notes(tmp_path).note_trial(32, 16)
     second = notes(tmp_path)
-    assert second.lesson() is None
-    second.begin(24, 16)
-    assert notes(tmp_path).lesson() is None
+    assert second.learned() is None
+    second.note_trial(24, 16)
+    assert notes(tmp_path).learned() is None
 
 
 def test_without_counting_only_certain_deaths_are_noted(tmp_path):
     for _ in range(3):
         again = notes(tmp_path, counts_deaths=False)
-        assert again.lesson() is None
-        again.begin(32, 16)
+        assert again.learned() is None
+        again.note_trial(32, 16)
     assert not list(tmp_path.iterdir())
 
 
@@ -90,14 +90,14 @@ def test_without_counting_only_certain_deaths_are_noted(tmp_path):
 def test_files_that_make_no_sense_are_left_out(tmp_path, text):
     (tmp_path / ".out-of-memory.json").write_text(text)
     (tmp_path / ".trial.json").write_text('{"open": true, "gpu_type": "H200", "deaths": "many"}')
-    assert notes(tmp_path).lesson() is None
+    assert notes(tmp_path).learned() is None
 
 
 def test_a_folder_that_cannot_be_written_to_ends_nothing(tmp_path):
     first = notes(tmp_path / "gone")
-    first.begin(32, 16)
-    first.ran_out()
-    assert first.lesson() is None
+    first.note_trial(32, 16)
+    first.note_out_of_memory()
+    assert first.learned() is None
 
 
 def parts() -> tuple[Any, Any, Any]:

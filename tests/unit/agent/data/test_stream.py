@@ -77,7 +77,7 @@ def opened(dataset, shards=1, position=None, pass_index=0, **options):
 def all_of(stream, count=4):
     found = []
     while not stream.is_empty():
-        found += stream.take(count).items
+        found += stream.read_items(count).items
     return found
 
 
@@ -121,7 +121,7 @@ def test_workers_give_the_same_as_reading_here(taken):
 def test_closing_ends_the_workers():
     before = set(multiprocessing.active_children())
     stream = opened(Shards(range(50)), in_workers=True)
-    assert stream.take(2).items == [(0, 0), (1, 1)]
+    assert stream.read_items(2).items == [(0, 0), (1, 1)]
     stream.close()
     assert set(multiprocessing.active_children()) == before
     assert not stream.is_open
@@ -142,19 +142,19 @@ def test_torch_keeps_what_we_pose_with_and_gets_it_back():
 
 def test_the_end_is_known_with_the_last_items():
     stream = opened(Shards(range(6)))
-    assert not stream.take(3).is_end
-    last = stream.take(3)
+    assert not stream.read_items(3).is_end
+    last = stream.read_items(3)
     assert last.is_end
     assert stream.is_empty()
     stream.put_back(last.items)
     assert not stream.is_empty()
-    assert [item for _, item in stream.take(2).items] == [3, 4]
-    assert stream.take(9).items == [(5, 5)]
+    assert [item for _, item in stream.read_items(2).items] == [3, 4]
+    assert stream.read_items(9).items == [(5, 5)]
 
 
 def test_items_put_back_come_again_before_those_read_ahead():
     stream = opened(Shards(range(8)))
-    first, second = stream.take(2), stream.take(2)
+    first, second = stream.read_items(2), stream.read_items(2)
     stream.put_back(first.items + second.items)
     assert [item for _, item in all_of(stream, 3)] == list(range(8))
 
@@ -167,7 +167,7 @@ def test_the_dataset_is_told_the_pass():
 
 def test_a_stream_that_can_seek_does_and_says_nothing(caplog):
     stream = opened(Counted())
-    taken = stream.take(4)
+    taken = stream.read_items(4)
     position = stream.origin().advanced(np.arange(4), taken.mark)
     assert (position.dataset_state, position.state_after) == ({"first": 4}, 4)
     fresh = Counted()
@@ -180,10 +180,10 @@ def test_a_stream_that_can_seek_does_and_says_nothing(caplog):
 def test_a_place_between_two_states_is_found_by_seeking_and_skipping(caplog):
     """After a rewind the stream has been read further than the steps that are committed since."""
     stream = opened(Counted())
-    position = stream.origin().advanced(np.arange(4), stream.take(4).mark)
-    further = stream.take(4)
+    position = stream.origin().advanced(np.arange(4), stream.read_items(4).mark)
+    further = stream.read_items(4)
     stream.put_back(further.items)
-    taken = stream.take(2)
+    taken = stream.read_items(2)
     assert taken.mark is None
     position = position.advanced(np.arange(4, 6), taken.mark)
     assert (position.shards, position.state_after) == ((6,), 4)
@@ -206,8 +206,8 @@ def test_a_mark_does_not_follow_the_dataset():
     dataset = Shared()
     dataset.load_state_dict({})
     stream = opened(dataset)
-    first = stream.take(2)
-    stream.take(2)
+    first = stream.read_items(2)
+    stream.read_items(2)
     assert first.mark == {"first": 2}
 
 

@@ -69,32 +69,32 @@ def made(monkeypatch, clean):
 
 
 def test_it_is_broken_off_before_it_is_destroyed_and_once(made):
-    assert made.break_off()
-    assert made.break_off()
+    assert made.abort_collectives()
+    assert made.abort_collectives()
     assert made.is_broken
     made.disconnect()
     assert made.calls == ["look", "abort", "destroy"]
     assert not made.is_broken
-    assert made.break_off(), "there is none any more"
+    assert made.abort_collectives(), "there is none any more"
     assert made.calls == ["look", "abort", "destroy"]
 
 
 def test_what_a_step_that_waited_has_left_is_not_trusted(made):
     made.idle = False
-    assert not made.break_off()
-    assert not made.break_off(), "nor is it later, when the step has run on"
+    assert not made.abort_collectives()
+    assert not made.abort_collectives(), "nor is it later, when the step has run on"
     assert made.calls == ["look", "abort"]
 
 
 def test_nor_where_the_library_may_have_broken_it_off_itself(made, monkeypatch):
     monkeypatch.setenv(NAMES[0], "2")
-    assert not made.break_off()
+    assert not made.abort_collectives()
     assert made.calls == ["abort"]
 
 
 def test_on_gloo_nothing_is_broken_off(made, monkeypatch):
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    assert made.break_off()
+    assert made.abort_collectives()
     assert not made.is_broken
     made.disconnect()
     assert made.calls == ["destroy"]

@@ -29,7 +29,7 @@ def test_alone_it_opens_nothing():
     assert made.gather([1.0, 2.0]).tolist() == [[1.0, 2.0]]
     assert made.gather_bytes(b"x") == [b"x"]
     assert made.add_up(torch.tensor([3])).tolist() == [3]
-    made.check_same("anything", 3)
+    made.require_same("anything", 3)
     made.average_gradients(list(model.parameters()))
     made.broadcast_buffers(model)
     made.close()
@@ -60,7 +60,7 @@ def together() -> dict[str, Any]:
         "owns": replicas.owns_group,
     }
     try:
-        replicas.check_same("the batch", mine)
+        replicas.require_same("the batch", mine)
     except InvalidInput as error:
         result["refused"] = str(error)
     replicas.close()

@@ -45,7 +45,7 @@ def test_replicas_go_to_the_newest_that_counts_from_where_they_are(store):
     # One that counts from a generation this replica has not been in comes after the one that leads there.
     committed(store, plan(3, 2, 0, 1, None, None))
     assert mine.newest().generation == 2
-    mine.enters(mine.newest(), 1)
+    mine.note_rank(mine.newest(), 1)
     assert mine.newest().generation == 3
     mine.generation = 3
     assert mine.newest() is None, "never back"
@@ -103,9 +103,9 @@ def test_a_generation_that_is_far_too_large_is_not_searched_for(store):
 def test_the_door_opens_when_all_members_are_there(store):
     change = plan(1, 0, 0, None)
     mine = Membership(store, 0, 0)
-    mine.tell(keys.here(1, 0))
+    mine.write(keys.here(1, 0))
     assert not mine.are_here(change)
-    mine.tell(keys.here(1, 1))
+    mine.write(keys.here(1, 1))
     assert mine.are_here(change)
 
 
@@ -115,9 +115,9 @@ def test_those_that_hand_over_come_to_the_door_too(store):
     assert [change.place_of_sender(was) for was in range(3)] == [1, None, 2]
     for what, is_so in ((keys.here, mine.are_here), (keys.received, mine.have_received)):
         for number in (0, 2):
-            mine.tell(what(1, number))
+            mine.write(what(1, number))
         assert not is_so(change)
-        mine.tell(what(1, 1))
+        mine.write(what(1, 1))
         assert is_so(change)
     assert not mine.is_handed_over(1)
     dist.PrefixStore(keys.PREFIX, store).set(keys.handed(1), "")

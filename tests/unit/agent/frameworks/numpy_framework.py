@@ -115,13 +115,13 @@ class MadeUpTimer:
     def __init__(self):
         self.done = []
 
-    def begin(self, told_apart):
+    def begin_step(self, told_apart):
         self.told_apart = told_apart
 
-    def waited(self, seconds):
+    def add_data_wait(self, seconds):
         pass
 
-    def end(self, repeats, local_batch, measured):
+    def end_step(self, repeats, local_batch, measured):
         compute = 0.02 + 1e-5 * local_batch
         told = compute if self.told_apart else None
         self.done.append(StepTime(0.01 + repeats * compute, 0.0, told, repeats, local_batch, measured))

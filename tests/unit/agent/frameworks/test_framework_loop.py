@@ -67,7 +67,7 @@ class Host:
 
     def run(self, batch: Any) -> bool:
         training = self.training
-        micro = training.begin()
+        micro = training.begin_micro_batch()
         index, x, y = batch
         self.step_samples += index.tolist()
         loss = nn.functional.mse_loss(self.model(x), y)
@@ -267,7 +267,7 @@ def test_calls_out_of_order_are_refused():
         next(training.epoch())
     host = Host(FrameworkOptions(4))
     with pytest.raises(MisusedJob, match="not from Pollux's loader"):
-        host.training.begin()
+        host.training.begin_micro_batch()
     with pytest.raises(MisusedJob, match="without a batch"):
         host.training.after_step()
 

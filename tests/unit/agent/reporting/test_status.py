@@ -28,7 +28,7 @@ class Adaptation:
     def estimate(self):
         return self.tracker.estimate()
 
-    def counted(self, total):
+    def counted_efficiency(self, total):
         return 32.0 / total
 
 

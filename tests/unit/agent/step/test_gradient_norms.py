@@ -52,11 +52,11 @@ def run_step(model, optimizer, meter, parts, *, scale=None, replicas=1):
     total = sum(len(part) for part in parts)
     optimizer.zero_grad()
     for part in parts:
-        meter.begin(total / (len(part) * replicas**2))
+        meter.start_measuring(total / (len(part) * replicas**2))
         loss = loss_of(model, part) * (len(part) * replicas / total)
         (loss if scale is None else loss * scale).backward()
-        meter.end()
-    meter.finish(len(parts), total, 1.0 / replicas**2, scale)
+        meter.stop_measuring()
+    meter.close_row(len(parts), total, 1.0 / replicas**2, scale)
 
 
 def separate(model, optimizer, parts, denominators=None):
@@ -121,12 +121,12 @@ def test_measuring_changes_no_bit_and_leaves_no_hook(set_aside):
     first = loss_of(plain, x)
     first.backward()
     meter = GradientNormMeter(two_groups(measured), "cpu", set_aside=set_aside)
-    meter.begin(1.0)
+    meter.start_measuring(1.0)
     assert meter.is_measuring
     second = loss_of(measured, x)
     second.backward()
-    meter.end()
-    meter.finish(2, 16)
+    meter.stop_measuring()
+    meter.close_row(2, 16)
     assert torch.equal(first, second)
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), measured.parameters(), strict=True))
     assert not any(p._backward_hooks for p in measured.parameters())
@@ -144,10 +144,10 @@ def test_tied_frozen_unused_and_foreign_parameters():
     parts = batch(12).split(6)
     optimizer.zero_grad()
     for part in parts:
-        meter.begin(2.0)
+        meter.start_measuring(2.0)
         (loss_of(model, part * outside) / 2).backward()
-        meter.end()
-    meter.finish(2, 12)
+        meter.stop_measuring()
+    meter.close_row(2, 12)
     rows = meter.drain()
     expected = separate(model, optimizer, parts)
     close(rows.parts[0, :1], expected[0][:1])
@@ -221,10 +221,10 @@ def test_coordinates_never_seen_do_not_count():
     lengths = []
     for tokens in ([[1, 2]], [[1, 2, 7]]):
         optimizer.zero_grad()
-        meter.begin(1.0)
+        meter.start_measuring(1.0)
         model(torch.tensor(tokens)).sum().backward()
-        meter.end()
-        meter.finish(2, 2)
+        meter.stop_measuring()
+        meter.close_row(2, 2)
         lengths.append(meter.drain().whole.item())
     assert lengths[0] == lengths[1] < 1e6
 
@@ -240,10 +240,10 @@ def test_sparse_gradients_count_by_their_values():
         tokens = torch.tensor([1, 2, 2, 7])
         for _ in range(WARM_STEPS + 1):
             optimizer.zero_grad()
-            meter.begin(1.0)
+            meter.start_measuring(1.0)
             model(tokens).square().sum().backward()
-            meter.end()
-            meter.finish(2, 4)
+            meter.stop_measuring()
+            meter.close_row(2, 4)
             optimizer.step()
         both.append(meter.drain())
     close(both[0].parts[1:], both[1].parts[1:])
@@ -262,10 +262,10 @@ def test_narrow_parameters_have_wide_lengths(dtype, kind):
     meter = GradientNormMeter(optimizer, "cpu")
     optimizer.zero_grad()
     gradient = (torch.randn(300, 300) * 30).to(dtype)
-    meter.begin(0.5)
+    meter.start_measuring(0.5)
     (model.weight * gradient).sum().backward()
-    meter.end()
-    meter.finish(2, 2)
+    meter.stop_measuring()
+    meter.close_row(2, 2)
     below: torch.Tensor | float = 1.0
     if kind is torch.optim.Adam:
         below = (optimizer.state[model.weight]["exp_avg_sq"].double() / (1 - 0.999**2)).sqrt() + 1e-4
@@ -279,7 +279,7 @@ def test_long_sums_in_float32_do_not_drift():
     weight = nn.Parameter(torch.zeros(3_000_001))
     meter = GradientNormMeter(torch.optim.SGD([weight], lr=0.1), "cpu")
     weight.grad = torch.randn(3_000_001, generator=torch.Generator().manual_seed(1))
-    meter.finish(2, 2)
+    meter.close_row(2, 2)
     close(meter.drain().whole[0, 0], weight.grad.double().square().sum(), 1e-6)
 
 
@@ -325,11 +325,11 @@ def test_a_gradient_in_pieces_spoils_the_row():
     model = network()
     optimizer = two_groups(model)
     meter = GradientNormMeter(optimizer, "cpu")
-    meter.begin(1.0)
+    meter.start_measuring(1.0)
     loss_of(model, batch(4)).backward()
     loss_of(model, batch(4)).backward()
-    meter.end()
-    meter.finish(2, 8)
+    meter.stop_measuring()
+    meter.close_row(2, 8)
     run_step(model, optimizer, meter, batch(8).split(4))
     rows = meter.drain()
     assert rows.parts[0].isnan().all()
@@ -340,9 +340,9 @@ def test_an_abandoned_step_leaves_nothing():
     model = network()
     optimizer = two_groups(model)
     meter = GradientNormMeter(optimizer, "cpu")
-    meter.begin(1.0)
+    meter.start_measuring(1.0)
     loss_of(model, batch(4)).backward()
-    meter.abandon()
+    meter.drop_row()
     assert not any(p._backward_hooks for p in model.parameters())
     parts = batch(8).split(4)
     run_step(model, optimizer, meter, parts)
@@ -422,11 +422,11 @@ def test_nothing_is_read_back_in_a_step(kind):
 
 def test_calls_out_of_order_are_refused():
     meter = GradientNormMeter(two_groups(network()), "cpu")
-    meter.begin(1.0)
+    meter.start_measuring(1.0)
     with pytest.raises(MisusedJob, match="before the one before it ended"):
-        meter.begin(1.0)
+        meter.start_measuring(1.0)
     with pytest.raises(MisusedJob, match="had not ended"):
-        meter.finish(2, 4)
+        meter.close_row(2, 4)
 
 
 @pytest.mark.parametrize(("chunk", "large", "tensors"), [(64, 32, 2), (2**20, 2**20, 1), (128, 2**20, 64)])
@@ -461,10 +461,10 @@ def test_several_parameters_fire_in_one_backward_only_once():
     model = network()
     meter = GradientNormMeter(two_groups(model), "cpu")
     for _ in itertools.repeat(None, 3):
-        meter.begin(1.0)
+        meter.start_measuring(1.0)
         loss_of(model, batch(4)).backward()
-        meter.end()
-    meter.finish(3, 12)
+        meter.stop_measuring()
+    meter.close_row(3, 12)
     assert meter.drain().parts.isfinite().all()
 
 
@@ -481,10 +481,10 @@ def test_set_aside_gives_the_same_rows_and_gradients_as_hooks(optimizer_class, r
             optimizer.zero_grad()
         meter = GradientNormMeter(optimizer, "cpu", set_aside=set_aside)
         for part in batch(20, torch.float32, seed=99).chunk(repeats):
-            meter.begin(1.0)
+            meter.start_measuring(1.0)
             (loss_of(model, part) / repeats).backward()
-            meter.end()
-        meter.finish(max(repeats, 2), 20, parts_factor=0.5)
+            meter.stop_measuring()
+        meter.close_row(max(repeats, 2), 20, parts_factor=0.5)
         gradients = [parameter.grad.clone() for parameter in model.parameters()]
         outcomes.append((meter.collect(), gradients))
     (hooked, first), (aside, second) = outcomes
@@ -496,12 +496,12 @@ def test_set_aside_gives_the_same_rows_and_gradients_as_hooks(optimizer_class, r
 def test_set_aside_keeps_a_gradient_that_the_backward_pass_does_not_touch():
     weight, other = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
     meter = GradientNormMeter(torch.optim.SGD([weight, other], lr=0.1), "cpu", set_aside=True)
-    meter.begin(1.0)
+    meter.start_measuring(1.0)
     (weight.sum() + 2 * other.sum()).backward()
-    meter.end()
-    meter.begin(1.0)
+    meter.stop_measuring()
+    meter.start_measuring(1.0)
     weight.sum().backward()
-    meter.end()
+    meter.stop_measuring()
     assert weight.grad is not None
     assert other.grad is not None
     assert weight.grad.tolist() == [2.0, 2.0, 2.0]
@@ -512,8 +512,8 @@ def test_what_was_laid_aside_is_forgotten_with_the_step():
     weight = nn.Parameter(torch.ones(3))
     meter = GradientNormMeter(torch.optim.SGD([weight], lr=0.1), "cpu", set_aside=True)
     weight.sum().backward()
-    meter.begin(1.0)
-    meter.abandon()
+    meter.start_measuring(1.0)
+    meter.drop_row()
     assert not meter.is_measuring
     assert weight.grad is None
 
@@ -522,16 +522,16 @@ def test_a_part_without_weight_does_not_count_as_one():
     model = network()
     meter = GradientNormMeter(two_groups(model), "cpu")
     for weight in (1.0, 0.0, 2.0):
-        meter.begin(weight)
+        meter.start_measuring(weight)
         loss_of(model, batch(4)).backward()
-        meter.end()
-    meter.finish(None, 8)
-    meter.begin(1.0)
+        meter.stop_measuring()
+    meter.close_row(None, 8)
+    meter.start_measuring(1.0)
     loss_of(model, batch(4)).backward()
-    meter.end()
-    meter.finish(None, 8)
+    meter.stop_measuring()
+    meter.close_row(None, 8)
     assert meter.drain().counts.tolist() == [2, 1]
-    meter.begin(1.0)
-    meter.abandon()
-    meter.finish(None, 8)
+    meter.start_measuring(1.0)
+    meter.drop_row()
+    meter.close_row(None, 8)
     assert meter.drain().counts.tolist() == [0]

@@ -48,7 +48,7 @@ class Sizes(ReplicaGroup):
 
     def regroup(self, engine: StepRunner, size: int) -> None:
         if self._wrapped is not None:
-            self._wrapped.let_go()
+            self._wrapped.release_group()
             self._wrapped = None
         self.num_replicas = size
         engine.regroup()

@@ -43,7 +43,7 @@ def engine(model=None, **options) -> Any:
 
 def run(made: Any, repeats: int = 1, trial_from: int | None = None, factors=(1.0,), times: float = 1.0) -> Any:
     for index, ((first, end),) in enumerate(share(len(X), 1, repeats)):
-        made.begin(MicroBatch(0, index, repeats, end - first, len(X), False, (end - first,)), trial_from)
+        made.begin_micro_batch(MicroBatch(0, index, repeats, end - first, len(X), False, (end - first,)), trial_from)
         made.backward(made.model(X[first:end]).mean() * times, "mean", None)
     return made.finish(factors)
 
@@ -105,7 +105,7 @@ def test_without_a_trial_the_error_is_the_users():
 
 def test_abandoning_forgets_the_half_step():
     made = engine()
-    made.begin(MicroBatch(0, 0, 2, 3, 5, False, (3,)), 1)
+    made.begin_micro_batch(MicroBatch(0, 0, 2, 3, 5, False, (3,)), 1)
     made.backward(made.model(X[:3]).mean(), "mean", None)
     made.abandon()
     assert made.inner.weight.grad is None
@@ -132,9 +132,9 @@ def test_the_order_of_calls():
     micro = MicroBatch(0, 0, 1, 5, 5, False, (5,))
     with pytest.raises(MisusedJob, match="outside of"):
         made.backward(made.model(X).mean(), "mean", None)
-    made.begin(micro, None)
+    made.begin_micro_batch(micro, None)
     with pytest.raises(MisusedJob, match="never passed"):
-        made.begin(micro, None)
+        made.begin_micro_batch(micro, None)
     made.backward(made.model(X).mean(), "mean", None)
     with pytest.raises(MisusedJob, match="twice"):
         made.backward(made.model(X).mean(), "mean", None)
@@ -152,7 +152,7 @@ def test_parts_of_no_weight_do_not_count_in_a_measured_step(weights, count):
     made = engine()
     made.meter = GradientNormMeter(made.optimizer, "cpu")
     for index, (((first, end),), weight) in enumerate(zip(share(len(X), 1, 3), weights, strict=True)):
-        made.begin(MicroBatch(0, index, 3, end - first, len(X), True, (end - first,)), None)
+        made.begin_micro_batch(MicroBatch(0, index, 3, end - first, len(X), True, (end - first,)), None)
         made.backward(made.model(X[first:end]).mean(), "mean", weight)
     made.finish((1.0,))
     rows = made.meter.drain()
@@ -164,7 +164,7 @@ def test_a_step_whose_gradients_were_broken_off_is_not_taken():
     made = engine()
     before = made.inner.weight.detach().clone()
     made._replicas.is_broken = True
-    with pytest.raises(dist.DistError, match="other replicas are gone"):
+    with pytest.raises(dist.DistError, match="other replicas are lost"):
         run(made, factors=(3.0,))
     assert torch.equal(made.inner.weight, before)
     assert made.optimizer.param_groups[0]["lr"] == 0.1

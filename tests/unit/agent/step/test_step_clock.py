@@ -28,13 +28,13 @@ def clock(model=None):
 
 def test_a_steps_time_and_its_wait_for_data(time):
     made = clock()
-    made.begin(told_apart=False)
+    made.begin_step(told_apart=False)
     time.now += 0.25
-    made.waited(0.25)
+    made.add_data_wait(0.25)
     made.begin_micro()
     time.now += 1.0
     made.end_micro()
-    made.end(repeats=2, local_batch=8, measured=True)
+    made.end_step(repeats=2, local_batch=8, measured=True)
     (step,) = made.drain()
     assert (step.step_seconds, step.data_seconds, step.compute_seconds) == (1.25, 0.25, None)
     assert (step.repeats, step.local_batch, step.measured) == (2, 8, True)
@@ -44,7 +44,7 @@ def test_a_steps_time_and_its_wait_for_data(time):
 def test_computing_ends_with_the_last_gradient(time):
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     made = clock(model)
-    made.begin(told_apart=True)
+    made.begin_step(told_apart=True)
     for _ in range(2):
         made.begin_micro()
         time.now += 0.5
@@ -52,7 +52,7 @@ def test_computing_ends_with_the_last_gradient(time):
         # What follows the last gradient is not computing.
         time.now += 2.0
         made.end_micro()
-    made.end(2, 1, False)
+    made.end_step(2, 1, False)
     (step,) = made.drain()
     assert step.compute_seconds == 0.5
     assert step.step_seconds == 5.0
@@ -62,10 +62,10 @@ def test_computing_ends_with_the_last_gradient(time):
 def test_a_step_that_was_cancelled_is_not_there(time):
     model = nn.Linear(2, 1)
     made = clock(model)
-    made.begin(told_apart=True)
+    made.begin_step(told_apart=True)
     made.begin_micro()
-    made.cancel()
-    made.end(1, 1, False)
+    made.cancel_step()
+    made.end_step(1, 1, False)
     assert made.drain() == []
     assert not model.weight._backward_hooks
 
@@ -73,9 +73,9 @@ def test_a_step_that_was_cancelled_is_not_there(time):
 def test_what_nobody_reads_does_not_pile_up(time):
     made = clock()
     for _ in range(step_clock._MAX_PENDING + 10):
-        made.begin(False)
+        made.begin_step(False)
         time.now += 1.0
-        made.end(1, 1, False)
+        made.end_step(1, 1, False)
     assert len(made.drain()) == step_clock._MAX_PENDING
 
 
@@ -83,7 +83,7 @@ def test_parameters_without_gradients_are_not_hooked(time):
     model = nn.Linear(2, 1)
     model.bias.requires_grad_(False)
     made = clock(model)
-    made.begin(True)
+    made.begin_step(True)
     made.begin_micro()
     assert model.weight._backward_hooks
     assert not model.bias._backward_hooks

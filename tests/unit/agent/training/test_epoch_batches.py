@@ -33,7 +33,7 @@ class Reader:
 def adaptation(total=4, repeats=1, efficiency=1.0):
     return SimpleNamespace(
         shape=lambda step: StepShape(total, repeats),
-        counted=lambda total: efficiency,
+        counted_efficiency=lambda total: efficiency,
         timed_next=lambda source: next(source, None),
     )
 
