@@ -45,7 +45,7 @@ def test_a_group_is_broken_off_and_another_one_goes_on(made):
     model = nn.Linear(8, 1).cuda()
     made._wrapped = WrappedModel(model)
     losses = [step(model, made._wrapped) for _ in range(3)]
-    assert made.break_off()
+    assert made.abort_collectives()
     assert made.is_broken
     with pytest.raises(RuntimeError, match="NCCL"):
         dist.all_reduce(torch.ones(1, device="cuda"))
@@ -55,7 +55,7 @@ def test_a_group_is_broken_off_and_another_one_goes_on(made):
         made._join(dist.HashStore())
         made._wrapped = WrappedModel(model)
         losses.append(step(model, made._wrapped))
-        made.break_off()
+        made.abort_collectives()
         made.disconnect()
     assert losses == sorted(losses, reverse=True)
     assert len(set(losses)) == 5
@@ -69,7 +69,7 @@ def test_a_step_that_is_not_done_on_the_gpu_is_noticed(made, monkeypatch):
     # As a kernel that waits: some seconds of the GPU's clock.
     torch.cuda._sleep(6_000_000_000)
     dist.all_reduce(value)
-    assert not made.break_off()
+    assert not made.abort_collectives()
     made.disconnect()
     made._join(dist.HashStore())
     dist.all_reduce(value)
