@@ -11,6 +11,7 @@ __all__ = [
     "ca_file",
     "checkpoint_folder",
     "home",
+    "log_file",
     "receipt_folder",
     "service_file",
     "store_file",
@@ -31,6 +32,11 @@ def home(environ: Mapping[str, str]) -> Path:
 def service_file(home: Path) -> Path:
     """The address of the running service: JSON with `url`, `pid`, `started_at` and `version`."""
     return home / "service.json"
+
+
+def log_file(home: Path) -> Path:
+    """What a service in the background says."""
+    return home / "service.log"
 
 
 def ca_file(home: Path) -> Path:

@@ -139,8 +139,8 @@ def test_who_watches_a_session_is_told_once_it_is_ended_or_crowded_out():
     sessions.close(third)
     sessions.close(third)
     assert told == ["third"]
-    for number in range(256):
+    for number in range(128):
         opened(f"later-{number}")
     assert told == ["third", "first"]
     assert sessions.find(first) is None
-    assert len(sessions._watchers) == 256
+    assert len(sessions._watchers) == 128

@@ -17,7 +17,7 @@ from pollux.service.http.request_checks import KnownHosts, check_content_type, c
 from pollux.service.http.web_files import is_page
 from pollux.wire.codec import MAX_BODY_BYTES
 
-__all__ = ["OPEN_PATHS", "SECURITY_HEADERS", "Guard", "check_scope", "error_body"]
+__all__ = ["OPEN_PATHS", "PEER_KEY", "SECURITY_HEADERS", "Guard", "check_scope", "error_body"]
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs.css", "/openapi.json"})
 """What anybody who reaches the service may read, beside the page's own files: it says nothing about jobs."""
@@ -34,6 +34,9 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 """Sent with every answer: no foreign script, style or frame, and nothing inline."""
+
+PEER_KEY = "pollux.peer"
+"""Where the server puts the peer of a connection into a request's `state`, to hear when it has shown a token."""
 
 _ADDED = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -88,6 +91,7 @@ class Guard:
                 check_origin(headers)
                 check_content_type(headers)
             scope["pollux.caller"] = self._caller(scope["method"], scope["path"], headers)
+            _tell_known(scope)
             _check_length(headers.get(b"content-length"), most)
         except PolluxError as error:
             await _refuse(send, error)
@@ -129,6 +133,13 @@ def _arrived_at(scope: Scope) -> str | None:
     """The address of this machine that the request came to; None where that is not known."""
     server = scope.get("server")
     return None if server is None else str(server[0])
+
+
+def _tell_known(scope: Scope) -> None:
+    """The connection of whoever has shown a token is not among those that go first where there are too many."""
+    peer = (scope.get("state") or {}).get(PEER_KEY)
+    if peer is not None and scope["pollux.caller"] is not None:
+        peer.know()
 
 
 def _check_length(length: bytes | None, most: int) -> None:

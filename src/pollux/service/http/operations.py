@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from pollux.core.errors import InvalidInput, PolluxError, Unreachable, choices
@@ -172,6 +172,9 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
             if operation.takes is not None:
                 body = _whole_numbers(decode_json(await request.body(), "the body"))
             return await operation.handler(Call(engine, request, caller, path, query, body))
+        except ClientDisconnect:
+            # Nobody hears this, and nothing of ours has failed.
+            return Response(status_code=400)
         except Exception as error:
             return error_response(error)
 

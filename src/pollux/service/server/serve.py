@@ -7,16 +7,13 @@ import json
 import logging
 import os
 import secrets
-import signal
 import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pollux.backends as backends
@@ -27,16 +24,14 @@ from pollux.core.version import __version__
 from pollux.service.auth.tokens import Tokens
 from pollux.service.deciding.process_policy import LONG_SECONDS
 from pollux.service.engine.engine import Engine
-from pollux.service.http.middleware import Guard
 from pollux.service.server.app import create_app
 from pollux.service.server.certificates import host_for_nodes, host_to_announce, names_of, trusted_text
+from pollux.service.server.peers import ConnectionLimits, raise_open_files
+from pollux.service.server.service_log import bounded_log
 from pollux.service.server.short_collections import short_collections
 from pollux.service.settings import ANY_ADDRESS, AtStop, ServiceSettings
 from pollux.store import Store, open_store, open_telemetry
 from pollux.wire.home_layout import ca_file, service_file, store_file, telemetry_file, token_file
-
-if TYPE_CHECKING:
-    import uvicorn
 
 __all__ = [
     "Service",
@@ -52,7 +47,6 @@ __all__ = [
     "url_of",
 ]
 
-_GRACEFUL_SECONDS = 2
 _PLACE = "listened_at"
 _VIEWER = "viewer-token"
 _log = logging.getLogger("pollux.service")
@@ -328,7 +322,7 @@ def _answer(
     on_ready: Callable[[Service], None] | None,
 ) -> None:
     """Answer requests until told to stop, and until what then has to end has ended."""
-    import uvicorn
+    from pollux.service.server.http_server import HttpServer
 
     def stop(jobs: AtStop) -> None:
         if engine.stopping:
@@ -351,65 +345,21 @@ def _answer(
         signals.append(True)
         stop(settings.at_stop)
 
+    def started() -> None:
+        announce(place, settings.url or "")
+        if on_ready is not None:
+            on_ready(Service(settings.url or "", settings.home, engine))
+
     app = create_app(engine, engine.tokens, (*settings.allowed_hosts, settings.host), stop)
     place = service_file(settings.home)
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            announce(place, settings.url or "")
-            if on_ready is not None:
-                on_ready(Service(settings.url or "", settings.home, engine))
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            with _stopping_on_signals(signalled):
-                yield
-
-    server = Server(_config(app, settings))
+    limits = ConnectionLimits.for_open_files(raise_open_files())
+    server = HttpServer(app, settings, limits, started, signalled)
     try:
-        server.run(sockets=[listener])
+        with bounded_log():
+            server.run(sockets=[listener])
     finally:
         app.close()
         retract(place)
-
-
-def _config(app: Guard, settings: ServiceSettings) -> uvicorn.Config:
-    import uvicorn
-
-    return uvicorn.Config(
-        app,
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        lifespan="off",
-        loop="asyncio",
-        http="h11",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=_GRACEFUL_SECONDS,
-        timeout_keep_alive=75,
-        ssl_certfile=None if settings.tls_cert is None else str(settings.tls_cert),
-        ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
-    )
-
-
-@contextlib.contextmanager
-def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Have SIGTERM and SIGINT stop the service; only the main thread can receive signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def heard(number: int, frame: FrameType | None) -> None:
-        stop()
-
-    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def announce(place: Path, url: str) -> None:

@@ -314,7 +314,7 @@ def _start_detached(settings: ServiceSettings, as_json: bool) -> None:
     """Start the same command in the background, and wait until it is ready or has failed."""
     from pollux.wire import home_layout
 
-    log = settings.home / "service.log"
+    log = home_layout.log_file(settings.home)
     before = _pid_of(home_layout.service_file(settings.home))
     with _opened(log) as output:
         start = output.tell()

@@ -1,0 +1,211 @@
+"""Connections with deadlines: a listener that takes only so many, and uvicorn's protocol with limits of time around it.
+
+Uvicorn waits for headers and bodies as long as a peer likes, and takes as many peers as there are open files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Literal
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from pollux.service.http.middleware import PEER_KEY
+from pollux.service.server.peers import ConnectionLimits, Peer, Peers
+
+__all__ = ["GuardedConnection", "Listener"]
+
+_AT_ONCE = 32
+_BACKLOG = 4096
+_PAUSE_SECONDS = 0.1
+_TLS_SECONDS = 10.0
+_TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 16\r\nconnection: close\r\n\r\n"
+    b"Request Timeout\n"
+)
+_NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_log = logging.getLogger("pollux.service")
+
+
+class GuardedConnection(H11Protocol):
+    """One connection. Headers, bodies and answers that take too long end it."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, peer: Peer, peers: Peers, limits: ConnectionLimits
+    ) -> None:
+        super().__init__(config, server_state, {PEER_KEY: peer}, asyncio.get_running_loop())
+        self._peer, self._peers, self._limits = peer, peers, limits
+        self._awaited: Literal["headers", "body"] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the headers of a first request."""
+        super().connection_made(transport)
+        self._peer.drop = transport.abort
+        self._expect("headers")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        self._expect(None)
+        self._unset_stuck()
+        self._unset_keepalive_if_required()
+        self._peers.leave(self._peer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and see what is still to come."""
+        super().data_received(data)
+        their = self.conn.their_state
+        self._peer.is_idle = their is h11.IDLE
+        self._expect("headers" if their is h11.IDLE else "body" if their is h11.SEND_BODY else None)
+
+    def on_response_complete(self) -> None:
+        """Keep the connection for a while; a stranger's for a moment."""
+        limits = self._limits
+        known = self._peer.is_known
+        self.timeout_keep_alive = limits.keep_alive_seconds if known else limits.stranger_keep_alive_seconds  # type: ignore[assignment]
+        self._peer.is_idle = True
+        super().on_response_complete()
+        # Its next request may have come with the last one, without its body.
+        self._expect("body" if self.conn.their_state is h11.SEND_BODY else None)
+
+    def pause_writing(self) -> None:
+        """The peer does not take what it asked for."""
+        super().pause_writing()
+        self._unset_stuck()
+        self._stuck = self.loop.call_later(self._limits.stuck_seconds, self._give_up, "takes no answer")
+
+    def resume_writing(self) -> None:
+        """It takes it again."""
+        self._unset_stuck()
+        super().resume_writing()
+
+    def _expect(self, what: Literal["headers", "body"] | None) -> None:
+        """Begin to wait for a part of a request; the clock of one that has begun to come runs on."""
+        if what == self._awaited:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._awaited, self._deadline = what, None
+        if what is not None:
+            seconds = self._limits.header_seconds if what == "headers" else self._limits.body_seconds
+            self._deadline = self.loop.call_later(seconds, self._give_up, f"sends its {what} too slowly")
+
+    def _unset_stuck(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _give_up(self, why: str) -> None:
+        if self.transport.is_closing():
+            return
+        _log.warning("a peer %s: its connection was ended", why)
+        if self._awaited is not None and (self.cycle is None or self.cycle.response_complete):
+            self.transport.write(_TOO_SLOW)
+            self.transport.close()
+        # What it did not take is not waited for.
+        self.loop.call_soon(self.transport.abort)
+
+
+class Listener:
+    """Takes connections, a few at a time, so that others get their turn, and never more than the limits allow.
+
+    It has what uvicorn wants of an `asyncio.Server`.
+    """
+
+    def __init__(
+        self, listening: socket.socket, config: Config, state: ServerState, limits: ConnectionLimits, peers: Peers
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = listening
+        self._ssl: ssl.SSLContext | None = config.ssl
+        self._make: Callable[[Peer], GuardedConnection] = lambda peer: GuardedConnection(
+            config, state, peer, peers, limits
+        )
+        self._peers = peers
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._paused: asyncio.TimerHandle | None = None
+        self._closed = False
+        listening.setblocking(False)
+        listening.listen(_BACKLOG)
+        self._loop.add_reader(listening.fileno(), self._take_some)
+
+    def close(self) -> None:
+        """Take no more."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._paused is None:
+            self._loop.remove_reader(self._socket.fileno())
+        else:
+            self._paused.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait for connections that were about to be made."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _take_some(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                connection, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._no_room(error)
+                return
+            peer = self._peers.come(str(address[0]))
+            if peer is None:
+                _log.warning("all %d connections are in use: a new one was refused", len(self._peers))
+                connection.close()
+                continue
+            self._begin(connection, peer)
+
+    def _no_room(self, error: OSError) -> None:
+        if error.errno not in _NO_FILES:
+            raise error
+        _log.warning("no connection can be accepted: %s; one without a token is ended for it", error.strerror)
+        self._peers.drop_a_stranger()
+        self._loop.remove_reader(self._socket.fileno())
+        self._paused = self._loop.call_later(_PAUSE_SECONDS, self._go_on)
+
+    def _go_on(self) -> None:
+        self._paused = None
+        self._loop.add_reader(self._socket.fileno(), self._take_some)
+
+    def _begin(self, connection: socket.socket, peer: Peer) -> None:
+        connection.setblocking(False)
+        peer.drop = lambda: _shut(connection)
+        task = self._loop.create_task(self._connect(connection, peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, connection: socket.socket, peer: Peer) -> None:
+        seconds = None if self._ssl is None else _TLS_SECONDS
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._make(peer),
+                connection,
+                ssl=self._ssl,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=seconds,
+            )
+        except OSError:
+            # No TLS, or not in time; what there was is closed.
+            self._peers.leave(peer)
+
+
+def _shut(connection: socket.socket) -> None:
+    """End a connection that is about to be handed to the event loop, which closes it when it sees its end."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
