@@ -14,7 +14,6 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Literal
 
-import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -65,9 +64,8 @@ class GuardedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take what came, and see what is still to come."""
         super().data_received(data)
-        their = self.conn.their_state
-        self._peer.is_idle = their is h11.IDLE
-        self._expect("headers" if their is h11.IDLE else "body" if their is h11.SEND_BODY else None)
+        self._peer.is_idle = self._is_to_come("IDLE")
+        self._expect("headers" if self._peer.is_idle else "body" if self._is_to_come("SEND_BODY") else None)
 
     def on_response_complete(self) -> None:
         """Keep the connection for a while; a stranger's for a moment."""
@@ -77,7 +75,11 @@ class GuardedConnection(H11Protocol):
         self._peer.is_idle = True
         super().on_response_complete()
         # Its next request may have come with the last one, without its body.
-        self._expect("body" if self.conn.their_state is h11.SEND_BODY else None)
+        self._expect("body" if self._is_to_come("SEND_BODY") else None)
+
+    def _is_to_come(self, state: str) -> bool:
+        """Whether the peer is in a state of h11's: a request has not begun (IDLE), or its body is not whole."""
+        return str(self.conn.their_state) == state
 
     def pause_writing(self) -> None:
         """The peer does not take what it asked for."""
