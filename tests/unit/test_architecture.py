@@ -45,7 +45,7 @@ ROOMS = {
     "wire": third_party(on_use="ruamel"),
     "store": third_party(),
     "backends": third_party(on_use="pynvml torch"),
-    "service": third_party("pydantic starlette", on_use="numpy uvicorn"),
+    "service": third_party("pydantic starlette uvicorn", on_use="numpy"),
     "agent": third_party("numpy torch", on_use="lightning matplotlib scipy transformers"),
     "sim": third_party("numpy scipy", on_use="matplotlib"),
     "testing": third_party("hypothesis numpy pytest", on_use="fsspec torch"),
