@@ -24,6 +24,8 @@ from pollux.controller.messages.events import (
     JobSubmitted,
     NodeAdded,
     NodeRemoved,
+    NodeSetAside,
+    NodeTakenBack,
     QueueChanged,
     TimerFired,
 )
@@ -58,6 +60,8 @@ __all__ = [
     "JobsForgotten",
     "NodeAdded",
     "NodeRemoved",
+    "NodeSetAside",
+    "NodeTakenBack",
     "QueueChanged",
     "ResizeJob",
     "StartJob",

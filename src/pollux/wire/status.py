@@ -104,7 +104,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node: its GPUs (or CPU slots, `gpu_type` `cpu`), and how many each job holds."""
+    """One node: its GPUs (or CPU slots, `gpu_type` `cpu`), and how many each job holds.
+
+    One that is `set_aside` takes nothing new, for the reason that stands there; empty where it is used.
+    """
 
     id: str
     gpus: int
@@ -112,6 +115,7 @@ class NodeStatus:
     used: int
     jobs: Mapping[str, int] = field(default_factory=dict)
     schedulable: bool = True
+    set_aside: str = ""
 
 
 @dataclass(frozen=True, slots=True)

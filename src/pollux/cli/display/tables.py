@@ -88,7 +88,11 @@ def nodes_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
     table = plain_table("node", "in use", "", "held by", right=("in use",))
     for node in nodes:
         kind = "CPU slots" if node["gpu_type"] == "cpu" else node["gpu_type"]
-        note = kind if node.get("schedulable", True) else f"{kind}, closed for new jobs"
+        note = (
+            kind
+            if node.get("schedulable", True)
+            else f"{kind}, {'set aside' if node.get('set_aside') else 'closed for new jobs'}"
+        )
         held = ", ".join(f"{job} {count}" for job, count in sorted(node.get("jobs", {}).items()))
         table.add_row(Text(f"{node['id']} ({note})"), f"{node['used']}/{node['gpus']}", _bar(node), Text(held or "–"))
     return table

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pollux.controller.codec.events import decode_value, encode_model, encode_value
 from pollux.controller.state.cluster_state import ClusterState
 from pollux.controller.state.lifecycle import JobState
+from pollux.controller.state.node_trust import NodeTrust
 from pollux.controller.state.records import JobRecord
 from pollux.core import Cluster, InvalidInput, Node, Queue
 from pollux.core.errors import StoreFailed
@@ -41,7 +42,7 @@ def encode_state(state: ClusterState) -> Callable[[], dict[str, Any]]:
 
     Do not change its result: parts of it are reused the next time.
     """
-    cluster, queues = state.cluster, [*state.queues.values()]
+    cluster, queues, trust = state.cluster, [*state.queues.values()], state.trust.state()
     # Records of ended jobs do not change any more.
     records = [copy.copy(record) if job_id in state.active else record for job_id, record in state.jobs.items()]
     return lambda: {
@@ -49,6 +50,7 @@ def encode_state(state: ClusterState) -> Callable[[], dict[str, Any]]:
         "nodes": encode_value(cluster.nodes),
         "queues": encode_value(queues),
         "jobs": [_encode_record(record) for record in records],
+        "trust": trust,
     }
 
 
@@ -94,6 +96,8 @@ def _decode_cluster(saved: Mapping[str, Any]) -> ClusterState:
     nodes = decode_value(tuple[Node, ...], saved["nodes"], "nodes")
     queues = decode_value(tuple[Queue, ...], saved["queues"], "queues")
     state = ClusterState(Cluster.of(nodes), queues)
+    # States that were saved before nodes were set aside have none.
+    state.trust = NodeTrust.restored(saved.get("trust", {}))
     for job in saved["jobs"]:
         state.add(_decode_record(job))
     return state

@@ -11,7 +11,7 @@ from typing import Any
 
 from pollux.controller.codec import snapshots
 from pollux.controller.codec.bank import WrittenKinds, decode_bank, encode_bank
-from pollux.controller.machine import decisions, returns, significance
+from pollux.controller.machine import decisions, node_health, returns, significance
 from pollux.controller.machine.decision_times import DecisionTimes
 from pollux.controller.machine.reports import check_numbers, completed_work, learned, limited
 from pollux.controller.machine.retries import RetryDecision, decide_retry
@@ -35,6 +35,8 @@ from pollux.controller.messages.events import (
     JobSubmitted,
     NodeAdded,
     NodeRemoved,
+    NodeSetAside,
+    NodeTakenBack,
     QueueChanged,
     TimerFired,
 )
@@ -54,9 +56,11 @@ from pollux.core import (
     Queue,
     Reason,
     Snapshot,
+    UnknownName,
     check,
     plan,
 )
+from pollux.core.errors import Conflict
 from pollux.goodput.bank import ModelBank
 
 __all__ = ["Controller"]
@@ -89,6 +93,8 @@ class Controller:
             JobsForgotten: self._forgotten,
             NodeAdded: self._node_added,
             NodeRemoved: self._node_removed,
+            NodeSetAside: self._node_set_aside,
+            NodeTakenBack: self._node_taken_back,
             QueueChanged: self._queue_changed,
             TimerFired: self._timer_fired,
             DecisionMade: self._decided,
@@ -113,6 +119,16 @@ class Controller:
     def queues(self) -> Mapping[str, Queue]:
         """The queues that were set up; other queues have the weight 1 and no quota."""
         return self._cluster_state.queues
+
+    @property
+    def set_aside(self) -> Mapping[str, str]:
+        """Nodes on which policies place nothing new, and why. Do not change it."""
+        return self._cluster_state.trust.set_aside
+
+    def suspects(self) -> list[tuple[str, str]]:
+        """Nodes on which jobs fail again and again, and why they are to be set aside by a `NodeSetAside`."""
+        usable = [node.id for node in self.cluster.nodes if node.schedulable and node.num_gpus]
+        return list(self._cluster_state.trust.suspects(usable))
 
     @property
     def next_decision_at(self) -> float | None:
@@ -154,7 +170,8 @@ class Controller:
 
     def snapshot(self, now: float, newcomer: JobRecord | None = None) -> Snapshot:
         """Everything a policy may know at `now`; a `newcomer` is included as if it had been submitted."""
-        return returns.within_free_room(self._whole_snapshot(now, newcomer), self._cluster_state.active.values())
+        snapshot = returns.within_free_room(self._whole_snapshot(now, newcomer), self._cluster_state.active.values())
+        return node_health.without_set_aside(snapshot, self.set_aside)
 
     def _whole_snapshot(self, now: float, newcomer: JobRecord | None = None) -> Snapshot:
         """The snapshot with all that jobs may have: what holds for policies only is no reason to refuse a decision."""
@@ -247,6 +264,7 @@ class Controller:
         if record is None or record.state in ENDED or event.generation > record.generation:
             return []
         current = event.generation == record.generation and bool(record.placement)
+        node_health.note_end(self._cluster_state.trust, record, event)
         if event.outcome == "succeeded":
             # The job finished before the command to stop or resize reached it.
             before = NOWHERE if current else record.placement
@@ -377,6 +395,22 @@ class Controller:
             self._cluster_state.requeue(record, event.at, Reason("node-lost", _gpus_before(before)))
             commands += _stop(record, before, "node-lost")
         return commands + self._note_change(event.at)
+
+    def _node_set_aside(self, event: NodeSetAside) -> list[Command]:
+        self._known_node(event.node_id)
+        self._cluster_state.trust.put_aside(event.node_id, event.why)
+        return self._changed(event.at)
+
+    def _node_taken_back(self, event: NodeTakenBack) -> list[Command]:
+        if event.node_id not in self.set_aside:
+            self._known_node(event.node_id)
+            raise Conflict(f"node '{event.node_id}' is in use; only a node that was set aside can be taken back")
+        self._cluster_state.trust.take_back(event.node_id)
+        return self._changed(event.at)
+
+    def _known_node(self, node_id: str) -> None:
+        if node_id not in self.cluster.by_id:
+            raise UnknownName("node", node_id, self.cluster.by_id)
 
     def _queue_changed(self, event: QueueChanged) -> list[Command]:
         self._cluster_state.set_queue(event.queue)

@@ -76,7 +76,7 @@ def _requeue(record: JobRecord, reason: Reason, detail: str = "") -> RetryDecisi
 def _after_crash(record: JobRecord, event: GenerationEnded) -> RetryDecision:
     out_of_memory = event.outcome == "out-of-memory"
     crashes, retries = record.crashes + 1, record.spec.retries
-    streak = 1 if _ran_well(record, event) else record.streak + 1
+    streak = 1 if ran_well(record, event) else record.streak + 1
     numbers = {"crashes": float(crashes), "retries": float(retries)}
     most = _smaller_batch(record) if out_of_memory else record.local_batch_max
     if out_of_memory and most is not None:
@@ -95,7 +95,7 @@ def _after_crash(record: JobRecord, event: GenerationEnded) -> RetryDecision:
 
 def _after_loss(record: JobRecord, event: GenerationEnded) -> RetryDecision:
     progressed = record.is_beyond_loss(record.remaining, record.progress)
-    losses = 1 if progressed or _ran_well(record, event) else record.losses + 1
+    losses = 1 if progressed or ran_well(record, event) else record.losses + 1
     reason = Reason("lost", {"losses": float(losses), "most_losses": float(MOST_LOSSES)})
     if losses < MOST_LOSSES:
         return replace(_requeue(record, reason, event.detail), losses=losses)
@@ -111,7 +111,7 @@ def _after_refusal(record: JobRecord, event: GenerationEnded) -> RetryDecision:
     return replace(_requeue(record, reason, event.detail), eligible_at=event.at + pause, refusals=refusals)
 
 
-def _ran_well(record: JobRecord, event: GenerationEnded) -> bool:
+def ran_well(record: JobRecord, event: GenerationEnded) -> bool:
     return event.at - record.held_since > _STEADY_SECONDS
 
 

@@ -26,6 +26,8 @@ __all__ = [
     "JobsForgotten",
     "NodeAdded",
     "NodeRemoved",
+    "NodeSetAside",
+    "NodeTakenBack",
     "QueueChanged",
     "TimerFired",
 ]
@@ -192,6 +194,21 @@ class NodeAdded(Event):
 @dataclass(frozen=True, slots=True)
 class NodeRemoved(Event):
     """A node is gone, with everything that ran on it."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSetAside(Event):
+    """Policies are to place nothing new on a node, since jobs fail there, or an operator says so."""
+
+    node_id: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTakenBack(Event):
+    """A node that was set aside may be used again."""
 
     node_id: str
 

@@ -10,6 +10,7 @@ from itertools import islice
 
 from pollux.controller.messages.events import JobSpec
 from pollux.controller.state.lifecycle import ENDED, JobState, step
+from pollux.controller.state.node_trust import NodeTrust
 from pollux.controller.state.records import JobRecord
 from pollux.core import NOWHERE, Cluster, Node, Placement, Queue, Reason, UnknownName
 from pollux.core.errors import Conflict
@@ -35,6 +36,7 @@ class ClusterState:
         self.queues: Mapping[str, Queue] = {queue.name: queue for queue in queues}
         self.jobs: dict[str, JobRecord] = {}
         self.active: dict[str, JobRecord] = {}
+        self.trust = NodeTrust()
         self._due: dict[str, float] = {}
 
     def record(self, job_id: str) -> JobRecord:

@@ -5,7 +5,7 @@ All methods may be called from any thread. What changes something, or is read in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,8 @@ from pollux.controller import (
     JobResumed,
     JobState,
     JobSubmitted,
+    NodeSetAside,
+    NodeTakenBack,
     QueueChanged,
 )
 from pollux.controller.messages.events import Event, JobSpec
@@ -113,6 +115,11 @@ class Engine:
     def cluster(self) -> Cluster:
         """The nodes as they are now."""
         return self.pipeline.controller.cluster
+
+    @property
+    def set_aside(self) -> Mapping[str, str]:
+        """Nodes on which policies place nothing new, and why."""
+        return self.pipeline.controller.set_aside
 
     @property
     def last_decision(self) -> LastDecision:
@@ -276,6 +283,22 @@ class Engine:
         """Who holds what on each node."""
         return self.loop.read(lambda: nodes_of(self.pipeline.controller))
 
+    def set_node_aside(self, node_id: str, why: str) -> Future[NodeStatus]:
+        """Place nothing new on a node; what runs there stays."""
+        return self._change_node(node_id, lambda at: NodeSetAside(at, node_id, why or "by an operator"))
+
+    def take_node_back(self, node_id: str) -> Future[NodeStatus]:
+        """Use a node again that was set aside."""
+        return self._change_node(node_id, lambda at: NodeTakenBack(at, node_id))
+
+    def _change_node(self, node_id: str, event: Callable[[float], Event]) -> Future[NodeStatus]:
+        def reply() -> NodeStatus:
+            # A node that is gone can be taken back as well, for when it returns.
+            known = nodes_of(self.pipeline.controller)
+            return next((node for node in known if node.id == node_id), NodeStatus(node_id, 0, "", 0))
+
+        return self.loop.request(lambda at: Effects(event(at)), reply)
+
     def status(self) -> Future[ServiceStatus]:
         """The service about itself."""
         return self.loop.read(self._status)
@@ -290,8 +313,14 @@ class Engine:
             started_at=self.started_at, now=self.now(), revision=self.store.revision, nodes=nodes_of(controller),
             queues=queues_of(controller), jobs_by_state=states, last_decision_at=self.last_decision.at,
             decision_seconds=self.last_decision.seconds, interval_seconds=self.settings.interval_seconds,
-            at_stop=self.settings.at_stop, warnings=self.backend.warnings(),
+            at_stop=self.settings.at_stop, warnings=(*self.backend.warnings(), *self._set_aside_lines()),
         )  # fmt: skip
+
+    def _set_aside_lines(self) -> tuple[str, ...]:
+        return tuple(
+            f"node '{node_id}' is set aside: {why}; 'pollux nodes take-back {node_id}' has it used again"
+            for node_id, why in self.pipeline.controller.set_aside.items()
+        )
 
     # What can be seen
 

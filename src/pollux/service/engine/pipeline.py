@@ -19,6 +19,7 @@ from pollux.controller import (
     JobsForgotten,
     NodeAdded,
     NodeRemoved,
+    NodeSetAside,
     StopJob,
     TimerFired,
 )
@@ -172,6 +173,14 @@ class EventPipeline:
         self._publish(batch, now)
         self._answer(batch.accepted)
         self._execute(batch, now)
+        if any(isinstance(event, GenerationEnded) for event in batch.events):
+            self._set_suspects_aside()
+
+    def _set_suspects_aside(self) -> None:
+        """Write the fact for each node on which jobs fail again and again."""
+        for node_id, why in self.controller.suspects():
+            _log.warning("node '%s' is set aside: %s", node_id, why)
+            self._record(NodeSetAside(self.now(), node_id, why))
 
     def _write(self, events: Sequence[Event], rows: Sequence[TelemetryRow]) -> None:
         predictions = self.views.etas.pop_pending()

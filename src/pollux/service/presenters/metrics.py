@@ -32,6 +32,7 @@ _GAUGES = {
     "pollux_build_info": "Always 1; version, policy and backend are labels.",
     "pollux_start_time_seconds": "When the service started, in seconds since 1970.",
     "pollux_nodes": "Nodes of the cluster.",
+    "pollux_nodes_set_aside": "Nodes that take nothing new, since jobs failed there or an operator said so.",
     "pollux_gpus": "GPUs of the cluster.",
     "pollux_gpus_used": "GPUs that jobs hold.",
     "pollux_jobs": "Jobs by state.",
@@ -89,6 +90,7 @@ def families(engine: Engine, summary: Mapping[str, Any]) -> Iterable[Family]:
     entries = list(engine.views.board.entries())
     _service(numbers, engine)
     numbers.add("nodes", len(engine.cluster.nodes))
+    numbers.add("nodes_set_aside", len(engine.set_aside))
     _summed(numbers, summary)
     # Jobs are forgotten one day; what they held stays in the sum, since a counter never falls.
     held = sum(entry.record.attained(now) for entry in entries)

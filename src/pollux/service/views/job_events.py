@@ -26,6 +26,8 @@ from pollux.controller import (
     JobSubmitted,
     NodeAdded,
     NodeRemoved,
+    NodeSetAside,
+    NodeTakenBack,
     QueueChanged,
     TimerFired,
 )
@@ -65,6 +67,8 @@ _KINDS: dict[type[Event], str] = {
     JobsForgotten: "forgotten",
     NodeAdded: "node-added",
     NodeRemoved: "node-removed",
+    NodeSetAside: "node-set-aside",
+    NodeTakenBack: "node-taken-back",
     QueueChanged: "queue",
     DecisionMade: "decision",
 }
@@ -133,6 +137,8 @@ _TEXTS: Mapping[type[Event], Callable[[Any], str]] = {
     JobLimitsChanged: lambda event: f"may now hold {_span(event.limits)}",
     NodeAdded: lambda event: f"node '{event.node.id}' with {gpus(event.node.num_gpus)}",
     NodeRemoved: lambda event: f"node '{event.node_id}' is gone",
+    NodeSetAside: lambda event: _with_detail(f"node '{event.node_id}' is set aside", event.why),
+    NodeTakenBack: lambda event: f"node '{event.node_id}' is used again",
     QueueChanged: lambda event: (
         f"queue '{event.queue.name}' has weight {event.queue.weight:g}, quota {event.queue.gpu_quota}"
     ),

@@ -131,7 +131,15 @@ def nodes_of(controller: Controller) -> tuple[NodeStatus, ...]:
         for node_id, count in record.placement:
             held.setdefault(node_id, {})[job_id] = count
     return tuple(
-        NodeStatus(node.id, node.num_gpus, node.gpu_type, sum(held[node.id].values()), held[node.id], node.schedulable)
+        NodeStatus(
+            node.id,
+            node.num_gpus,
+            node.gpu_type,
+            sum(held[node.id].values()),
+            held[node.id],
+            node.schedulable and node.id not in controller.set_aside,
+            controller.set_aside.get(node.id, ""),
+        )
         for node in controller.cluster.nodes
     )
 

@@ -35,6 +35,7 @@ from pollux.wire.status import QueueStatus
 __all__ = ["cluster_operations"]
 
 _TEXT, _FREE = {"type": "string"}, {"type": "object"}
+_MOST_WORDS = 500
 _OK = only({"status": _TEXT})
 _STOPPING = only({"status": _TEXT, "seconds": {"type": "number"}})
 # A proxy that gathers answers would keep a stream to itself.
@@ -96,6 +97,18 @@ def _check_share(weight: object, quota: object) -> None:
         raise InvalidInput(f"weight is {str(weight)[:80]}; give a number above 0, at most 1000000")
     if quota is not None and (isinstance(quota, bool) or not isinstance(quota, int) or not 0 <= quota <= 10**9):
         raise InvalidInput(f"gpu_quota is {str(quota)[:80]}; give a whole number from 0, or null for no quota")
+
+
+async def _set_aside(call: Call) -> Response:
+    body = keys_of(call.body, ("why",), '{"why": "its fan is broken"}')
+    why = body.get("why", "")
+    if not isinstance(why, str) or len(why) > _MOST_WORDS:
+        raise InvalidInput(f"why is {str(why)[:80]}; give a text of at most {_MOST_WORDS} characters")
+    return await answer_response(call.engine.set_node_aside(call.path["node"], why))
+
+
+async def _take_back(call: Call) -> Response:
+    return await answer_response(call.engine.take_node_back(call.path["node"]))
 
 
 async def _policies(call: Call) -> Response:
@@ -195,6 +208,15 @@ def cluster_operations(stop: Callable[[AtStop], None]) -> tuple[Operation, ...]:
                 }),
                 "minProperties": 1,
             },
+        ),
+        Operation(
+            "POST", "/v1/nodes/{node}/set-aside", "set_node_aside",
+            "Place nothing new on a node; what runs there stays.", _set_aside, ref("NodeStatus"),
+            takes=only({}, {"why": {"type": "string", "maxLength": _MOST_WORDS}}),
+        ),
+        Operation(
+            "POST", "/v1/nodes/{node}/take-back", "take_node_back", "Use a node again that was set aside.",
+            _take_back, ref("NodeStatus"),
         ),
         Operation(
             "GET", "/v1/policies", "list_policies", "Policies, and which of them can run a real cluster.", _policies,

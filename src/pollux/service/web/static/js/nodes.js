@@ -94,7 +94,7 @@ export class Nodes {
     const cells = (count) => wide
       ? el("span", { class: "wide", vars: { width: `${(ROW_CELLS * CELL * count) / node.gpus - 3}px` } })
       : Array.from({ length: count }, () => el("s"));
-    const out = node.schedulable ? "" : ", takes no jobs now";
+    const out = node.schedulable ? "" : node.set_aside ? `, set aside: ${node.set_aside}` : ", takes no jobs now";
     const top = Math.floor(index / this.columns) * this.cardHeight;
     return el("div", {
       class: node.schedulable ? "node" : "node out", role: "listitem",
