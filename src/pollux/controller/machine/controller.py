@@ -399,14 +399,14 @@ class Controller:
     def _node_set_aside(self, event: NodeSetAside) -> list[Command]:
         self._known_node(event.node_id)
         self._cluster_state.trust.put_aside(event.node_id, event.why)
-        return self._changed(event.at)
+        return self._note_change(event.at)
 
     def _node_taken_back(self, event: NodeTakenBack) -> list[Command]:
         if event.node_id not in self.set_aside:
             self._known_node(event.node_id)
             raise Conflict(f"node '{event.node_id}' is in use; only a node that was set aside can be taken back")
         self._cluster_state.trust.take_back(event.node_id)
-        return self._changed(event.at)
+        return self._note_change(event.at)
 
     def _known_node(self, node_id: str) -> None:
         if node_id not in self.cluster.by_id:
