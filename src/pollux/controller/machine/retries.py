@@ -12,7 +12,7 @@ from pollux.controller.state.lifecycle import JobState
 from pollux.controller.state.records import JobRecord
 from pollux.core import Reason
 
-__all__ = ["MOST_LOSSES", "RetryDecision", "backoff_seconds", "decide_retry", "refusal_seconds"]
+__all__ = ["MOST_LOSSES", "RetryDecision", "backoff_seconds", "decide_retry", "ran_well", "refusal_seconds"]
 
 _FIRST_BACKOFF_SECONDS = 2.0
 _LONGEST_BACKOFF_SECONDS = 300.0
@@ -112,6 +112,7 @@ def _after_refusal(record: JobRecord, event: GenerationEnded) -> RetryDecision:
 
 
 def ran_well(record: JobRecord, event: GenerationEnded) -> bool:
+    """Whether the replicas had run long enough not to have been broken from the start."""
     return event.at - record.held_since > _STEADY_SECONDS
 
 
