@@ -90,7 +90,7 @@ def _handler(service: FakeService) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(length)) if length else None
             query = {key: values[0] for key, values in parse_qs(parts.query).items()}
             service.asked.append((self.command, parts.path, query, body, dict(self.headers)))
-            answer: Answer | bytes = (401, error("Unauthorised", "the token is not known here"))
+            answer: Answer | bytes = (401, error("Unauthorised", "this service does not know the token"))
             if self.headers.get("Authorization") == f"Bearer {TOKEN}":
                 answer = service.answer(self.command, parts.path, query, body)
             status, content = (

@@ -128,7 +128,7 @@ def test_a_store_that_holds_such_a_number_from_before_is_shown(client):
         report(client.world, "good", model=SAMPLE_MODEL, total_progress=1e6, progress=1e3)
     all_answer(client)
     rows = {row["id"]: row for row in client.get("/v1/jobs").json()["jobs"]}
-    assert "fairness cannot be worked out" in rows["odd"]["detail"]
+    assert "fairness cannot be computed" in rows["odd"]["detail"]
     assert rows["odd"]["fairness"] is None
     assert rows["good"]["fairness"] is not None
     assert rows["good"]["detail"] == ""

@@ -1,4 +1,4 @@
-"""Who may do what: tokens, and sessions of the web page.
+"""Authentication: tokens, and sessions of the web page.
 
 Runs in the service. Imports no other part of the room.
 """

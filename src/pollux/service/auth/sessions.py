@@ -1,4 +1,4 @@
-"""Signed-in browsers: a random id in a cookie, of which only a keyed hash is kept. Tokens are in `tokens`."""
+"""Sessions of browsers: a random id in a cookie; only its keyed hash is stored."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pollux.store.protocol import Store
 __all__ = ["COOKIE", "CSRF_HEADER", "SESSION_SECONDS", "Session", "Sessions", "WrongTokens", "cookie_of"]
 
 COOKIE = "pollux_session"
-"""What the cookie's name begins with; a mark of the service follows, since browsers share cookies among all ports."""
+"""The prefix of the cookie's name; a mark of the service follows, since browsers share cookies among all ports."""
 
 CSRF_HEADER = "x-pollux-csrf"
-"""What a signed-in page sends with everything that changes something."""
+"""The header that a signed-in page sends with every request that changes something."""
 
 SESSION_SECONDS = 7 * 86400.0
 """How long a browser stays signed in."""
@@ -35,7 +35,7 @@ _log = logging.getLogger("pollux.service")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A signed-in browser: what it may do, and the word that its own pages know and others do not."""
+    """A signed-in browser: its role, and a secret that only its own pages know."""
 
     role: Role
     csrf: str
@@ -67,14 +67,14 @@ class Sessions:
             for digest, (role, token, expires_at) in json.loads(store.setting(_SETTING) or "{}").items():
                 self._kept[digest] = _Kept(role, token, expires_at)
         except (ValueError, TypeError):
-            _log.warning("the sessions that were kept cannot be read; browsers have to sign in again")
+            _log.warning("the stored sessions cannot be read; browsers have to sign in again")
 
     def open(self, token: str) -> tuple[str, Session]:
         """A new session for a token, and the id for its cookie; Unauthorised for an unknown token."""
         role = self._tokens.role_of(token)
         if role is None:
             raise Unauthorised(
-                "the token is not known here; the files 'token' and 'viewer-token' in POLLUX_HOME have the right ones"
+                "this service does not know the token; POLLUX_HOME has the right ones in 'token' and 'viewer-token'"
             )
         session_id = secrets.token_urlsafe(32)
         kept = _Kept(role, self._tokens.mark_of(role), self._now() + SESSION_SECONDS)
@@ -92,18 +92,18 @@ class Sessions:
         return session_id, Session(role, self._csrf(session_id))
 
     def id_in(self, header: str | None) -> str | None:
-        """The id of a session of this service in a `Cookie` header; None where it is not there."""
+        """The session id of this service in a `Cookie` header; None if there is none."""
         return cookie_of(header, self.cookie)
 
     def find(self, session_id: str) -> Session | None:
-        """The session of a cookie; None where there is none, or it has ended."""
+        """The session of an id; None if there is none, or it has ended."""
         kept = self._kept.get(self._digest(session_id))
         if kept is None or not self._holds(kept):
             return None
         return Session(kept.role, self._csrf(session_id))
 
     def close(self, session_id: str) -> None:
-        """End a session; nothing happens where there is none."""
+        """End a session, if it exists."""
         digest = self._digest(session_id)
         with self._lock:
             if self._kept.pop(digest, None) is not None:
@@ -148,14 +148,14 @@ class Sessions:
         try:
             self._store.set_setting(_SETTING, json.dumps(kept))
         except StoreFailed as error:
-            # Whoever looks after a full disk wants to see the page.
-            _log.warning("sessions cannot be kept over a restart: %s", error)
+            # Signing in must work even if the disk is full.
+            _log.warning("sessions cannot be stored, and will end at a restart: %s", error)
 
 
 def cookie_of(header: str | None, name: str) -> str | None:
-    """The value of a cookie in a `Cookie` header; None where it is not there.
+    """The value of a cookie in a `Cookie` header; None if it is missing.
 
-    Whatever else runs on the same host may have set cookies as well, in whatever shape: they do not matter.
+    Other servers on the same host may have set any other cookies; these are ignored.
     """
     for part in (header or "").split(";"):
         found, _, value = part.partition("=")
@@ -191,5 +191,5 @@ class WrongTokens:
         return 1.0
 
     def end_attempt(self) -> None:
-        """Note that a caller that waited was answered."""
+        """Note that a waiting caller was answered."""
         self._waiting -= 1

@@ -1,4 +1,4 @@
-"""Who may do what: the tokens of the operator, of those who only look, and of jobs. Nothing per job is stored."""
+"""The tokens of operator, viewer and jobs. Nothing is stored for single jobs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["JOB_TOKEN_PREFIX", "Caller", "Role", "Tokens"]
 JOB_TOKEN_PREFIX = "pollux-job"
 
 Role = Literal["operator", "viewer"]
-"""What a person may do: everything, or look."""
+"""The roles of people: an operator may do everything, a viewer only read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: a person (`job_id` None) and what that person may do, or the agent of one job.
+    """The sender of a request: a person (`job_id` None) with a role, or the agent of one job.
 
-    `session_id` is that of a person's browser; None for a caller that showed a token.
+    `session_id` is that of a person's browser; None for a caller with a token.
     """
 
     job_id: str | None = None
@@ -48,16 +48,16 @@ class Tokens:
 
     @property
     def operator(self) -> str:
-        """The token that may do everything."""
+        """The operator's token."""
         return self._operator.decode()
 
     @property
     def viewer(self) -> str | None:
-        """The token that may look at everything and change nothing; None where there is none."""
+        """The viewer's token; None if there is none."""
         return None if self._viewer is None else self._viewer.decode()
 
     def role_of(self, token: str) -> Role | None:
-        """What a person with this token may do; None for any other. Compares in constant time."""
+        """The role of a person's token; None for any other token. Compares in constant time."""
         shown = token.encode("utf-8", "surrogateescape")
         if hmac.compare_digest(shown, self._operator):
             return "operator"
@@ -76,16 +76,16 @@ class Tokens:
         ).hexdigest()
 
     def for_job(self, job_id: str) -> str:
-        """The token that may report for one job, and read it."""
+        """The token of one job's agent, which may report for the job and read it."""
         digest = hmac.new(self._secret, job_id.encode(), hashlib.sha256).hexdigest()
         return f"{JOB_TOKEN_PREFIX}.{job_id}.{digest}"
 
     def caller(self, authorization: str | None) -> Caller:
-        """The caller that showed this `Authorization` header; raises Unauthorised. Compares in constant time."""
+        """The caller with this `Authorization` header; raises Unauthorised. Compares in constant time."""
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise Unauthorised(
-                "no token was shown; send 'Authorization: Bearer TOKEN' (the file 'token' in POLLUX_HOME)"
+                "the request has no token; send 'Authorization: Bearer TOKEN' (the file 'token' in POLLUX_HOME)"
             )
         shown = token.strip().encode("utf-8", "surrogateescape")
         role = self.role_of(token.strip())
@@ -97,4 +97,4 @@ class Tokens:
             shown, self.for_job(job_id).encode("utf-8", "surrogateescape")
         ):
             return Caller(job_id)
-        raise Unauthorised("the token is not known here; the file 'token' in POLLUX_HOME has the right one")
+        raise Unauthorised("this service does not know the token; the file 'token' in POLLUX_HOME has the right one")

@@ -34,7 +34,7 @@ class ProcessLost(PolluxError):
 
 
 class PolicyFailed(PolluxError):
-    """The policy raised an error; the message has the whole story."""
+    """The policy raised an error; the message has the details."""
 
 
 class Watch:

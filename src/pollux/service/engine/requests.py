@@ -58,4 +58,4 @@ class Batch:
 
 def our_fault(error: Exception) -> PolluxError:
     """The error that a caller gets for a mistake of ours."""
-    return PolluxError(f"the service failed inside: {error!r}; its log has the whole story")
+    return PolluxError(f"the service failed inside: {error!r}; its log has the details")

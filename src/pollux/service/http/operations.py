@@ -153,7 +153,7 @@ def error_response(error: Exception) -> Response:
         body = error_body(type(error).__name__, str(error), error.retryable)
         return Response(body, error.http_status, media_type="application/json")
     _log.error("a request failed", exc_info=error)
-    body = error_body("PolluxError", "the service failed inside; its log has the whole story")
+    body = error_body("PolluxError", "the service failed inside; its log has the details")
     return Response(body, 500, media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""What is known, in the form for people and tools: explanations, summaries, series, metrics.
+"""Views in the form for people and tools: explanations, summaries, series, metrics.
 
 Runs on the threads of requests. Imports `engine` and `views`.
 """

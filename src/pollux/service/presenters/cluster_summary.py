@@ -1,6 +1,6 @@
-"""The cluster in a few numbers: use, goodput against a static allocation, fairness, what changes have cost.
+"""The cluster in a few numbers: use, goodput relative to a static allocation, fairness, cost of re-allocations.
 
-Read from entries, so in any thread; the models are those that the policy decides by.
+Reads entries, so that any thread may call it; the models are those of the policy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHOWN = 50
 def summary_of(
     board: JobBoard, timeline: Timeline, cluster: Cluster, now: float, false_alarms: int | None = None
 ) -> dict[str, Any]:
-    """All of it; numbers that are not known are None."""
+    """The whole summary; unknown numbers are None."""
     entries = list(board.entries())
     active = [entry for entry in entries if not entry.ended]
     states: dict[str, int] = {}
@@ -52,7 +52,7 @@ def summary_of(
 
 
 def goodputs(active: Sequence[JobEntry], cluster: Cluster) -> dict[str, Any]:
-    """Goodput now beside that of a static allocation: the same jobs, models and GPUs.
+    """The present goodput, and that of a static allocation of the same jobs, models and GPUs.
 
     Static: in order of submission each job gets the GPUs that a policy of fixed sizes would give it, while they last,
     and keeps its initial batch. Samples of different jobs cannot be added, so each job's goodput counts in units of its
@@ -94,7 +94,7 @@ def _static_size(record: JobRecord, cluster: Cluster) -> int:
 def _relative_goodput(
     record: JobRecord, cluster: Cluster, nodes: Mapping[str, int]
 ) -> tuple[float | None, float] | None:
-    """Goodput now and of the static allocation, in units of the job's own; None where no model says either."""
+    """Goodput now and under the static allocation, in the job's own unit; None without a model."""
     if record.goodput is None:
         return None
     largest = suitable(nodes, record.spec.limits)
@@ -109,7 +109,7 @@ def _relative_goodput(
 
 
 def unfairness(active: Sequence[JobEntry], fairness: Fairness) -> dict[str, Any]:
-    """Finish-time fairness of the jobs that have not ended, where it can be told: the middle, and the worst by name."""
+    """Finish-time fairness of the unfinished jobs, as far as it is known: the median, and the worst with its job."""
     known = [(rho, entry.record.spec.id) for entry in active if (rho := fairness.of(entry)) is not None]
     known.sort(key=lambda entry: (-entry[0], entry[1]))
     values = [rho for rho, _ in known]

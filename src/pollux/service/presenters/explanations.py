@@ -1,6 +1,6 @@
-"""Why jobs have their GPUs, in the words of `pollux explain`; the same for one job and for every row of a list.
+"""Explanations of why jobs have their GPUs, as in `pollux explain`, for one job and for the rows of a list.
 
-What depends on the job alone is kept with its entry; what depends on other jobs is put in for every answer.
+A job's entry keeps the part that depends on the job alone; the rest is computed for every answer.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pollux.service.views.job_board import JobEntry
 __all__ = ["Explainer", "Explanation", "explanation_of"]
 
 _QUOTED = re.compile(r"'([a-z0-9._-]+)'")
-# Only jobs in these states were given GPUs, and may wait for others to leave them.
+# Only jobs in these states may wait for other jobs to leave their GPUs.
 _COMING = (JobState.STARTING, JobState.RESIZING)
 
 
 class _Pages(Protocol):
-    """Says which jobs have a page; the board does."""
+    """The jobs that have a page, such as the board."""
 
     def __contains__(self, job_id: str, /) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A text, the command that helps next, and the jobs that the text names and that have a page."""
+    """A text, the next command to use, and the jobs in the text that have a page."""
 
     text: str
     next_step: str
@@ -39,7 +39,7 @@ class Explanation:
 
 
 def explanation_of(entry: JobEntry, leaving: str, known: _Pages) -> Explanation:
-    """The reason, for whom the job waits to leave (`leaving`, may be empty), and what a change of its GPUs costs."""
+    """The explanation: the reason, the jobs that must leave first (`leaving`), and the cost of a resize."""
     said = entry.explained()
     text = said.cause
     named = list(said.jobs)
@@ -48,13 +48,13 @@ def explanation_of(entry: JobEntry, leaving: str, known: _Pages) -> Explanation:
         named += _QUOTED.findall(leaving)
     if said.cost:
         text = f"{text}. {said.cost[0].upper()}{said.cost[1:]}"
-    # Ended jobs too, as long as there is a page of theirs.
+    # Ended jobs too, as long as they have a page.
     return Explanation(text, said.next_step, tuple(job_id for job_id in dict.fromkeys(named) if job_id in known))
 
 
 @dataclass(slots=True)
 class Explainer:
-    """Explains the rows of one answer: what the backend has is looked up once, and only where a row needs it."""
+    """Explains the rows of one answer; reads the backend's state once, if a row needs it."""
 
     engine: Engine
     _running: Sequence[Running] | None = field(default=None, init=False)
@@ -63,7 +63,7 @@ class Explainer:
         """`"id":{"text":…,"jobs":[…]}`, a member of an object."""
         job_id = entry.record.spec.id
         found = explanation_of(entry, self._leaving(entry, job_id), self.engine.views.board)
-        # Ids are of letters that need no care; a whole encoder for each row would take longer than all the rest of it.
+        # Ids need no escapes; an encoder for each row would take longer than everything else.
         names = ",".join(f'"{name}"' for name in found.jobs)
         return f'"{job_id}":{{"text":{json.dumps(found.text)},"jobs":[{names}]}}'.encode()
 
@@ -73,5 +73,5 @@ class Explainer:
         if self._running is None:
             found = self.engine.backend.running()
             self._running = [entry for entry in found if entry.state in ("waiting", "stopping")]
-        # It may be gone from the list since it was begun.
+        # The job may have been forgotten since the list was made.
         return self.engine.leaving_before(job_id, self._running) if job_id in self.engine.views.board else ""

@@ -1,4 +1,4 @@
-"""A job's measurements over time as its page plots them: reports beside predictions, decisions with reasons."""
+"""A job's measurements over time for the plots of its page: reports with predictions, decisions with reasons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def series_of(engine: Engine, job_id: str, kind: str, since: float, limit: int) 
     rows = engine.series(job_id, kind, since, limit)
     if kind != "report":
         return [{"at": row.at, "values": dict(row.values)} for row in rows]
-    # Rows that go on where others ended do not show the model before them: the first one's own is the next best.
+    # The first of these rows has no report before it, so its own model is used.
     model = rows[0].values.get("model") if rows and since > 0.0 else None
     return list(_reports(rows, model))
 
@@ -76,5 +76,5 @@ def _decisions(engine: Engine, job_id: str, since: float) -> list[dict[str, Any]
 
 
 def _sentence(found: Reallocation) -> str:
-    """Why, where the job's story does not go back so far."""
+    """The sentence of a decision that is older than the job's kept events."""
     return "" if found.cause is None else explain(found.cause, found.job_id)[0]

@@ -1,6 +1,6 @@
 """The service's numbers for Prometheus, with a bounded number of labels: the jobs with most GPUs, the rest summed.
 
-Every name is documented in docs/metrics.md. How they become text is in `prometheus_text`.
+Every name is documented in docs/metrics.md. `prometheus_text` makes the text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pollux.service.views.job_board import JobEntry
 __all__ = ["MOST_JOBS", "MOST_QUEUES", "NAMES", "OTHER", "families"]
 
 MOST_JOBS = 200
-"""So many jobs have labels of their own: those with most GPUs."""
+"""The number of jobs with their own labels: those with most GPUs."""
 
 MOST_QUEUES = 50
-"""So many queues have: those with most GPUs."""
+"""The number of queues with their own labels: those with most GPUs."""
 
 OTHER = "(other)"
-"""The label of the rest; no job or queue can be called so."""
+"""The label of all others; no job or queue can have this name."""
 
 _GAUGES = {
     "pollux_build_info": "Always 1; version, policy and backend are labels.",
@@ -84,7 +84,7 @@ class _Numbers:
 
 
 def families(engine: Engine, summary: Mapping[str, Any]) -> Iterable[Family]:
-    """All numbers as of now, with those of a `summary`. May be called in any thread; takes some milliseconds."""
+    """All present numbers, with those of a `summary`. May be called in any thread; takes some milliseconds."""
     numbers = _Numbers()
     now = engine.now()
     entries = list(engine.views.board.entries())
@@ -92,7 +92,7 @@ def families(engine: Engine, summary: Mapping[str, Any]) -> Iterable[Family]:
     numbers.add("nodes", len(engine.cluster.nodes))
     numbers.add("nodes_set_aside", len(engine.set_aside))
     _summed(numbers, summary)
-    # Jobs are forgotten one day; what they held stays in the sum, since a counter never falls.
+    # The sum includes forgotten jobs, since a counter must not fall.
     held = sum(entry.record.attained(now) for entry in entries)
     numbers.add("gpu_seconds_total", engine.views.board.forgotten_gpu_seconds + held)
     active = [entry for entry in entries if not entry.ended]
@@ -119,7 +119,7 @@ def _memory() -> float:
         with open("/proc/self/statm", encoding="ascii") as file:
             return float(file.read().split()[1]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):
-        # The most there ever was: better than nothing where there is no such file.
+        # The peak instead of the present memory, on systems without /proc.
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return float(most if sys.platform == "darwin" else most * 1024)
 
@@ -175,7 +175,7 @@ def _job(numbers: _Numbers, entry: JobEntry, named: Collection[str]) -> None:
     noise = report.get("noise") or {}
     total, done = report.get("total_progress"), report.get("progress")
     numbers.add("job_gpus", record.placement.num_gpus, **labels)
-    # Rates of the GPUs that it held before say nothing about those that it holds now.
+    # Rates that were measured on earlier GPUs do not hold for the present ones.
     for name in () if entry.outdated else ("goodput", "throughput"):
         numbers.add(f"job_{name}", report.get(name), **labels)
     for name in ("efficiency", "batch_size", "loss"):

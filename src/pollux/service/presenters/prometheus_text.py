@@ -1,4 +1,4 @@
-"""Numbers as Prometheus reads them: the text format, version 0.0.4. Which numbers there are is in `metrics`."""
+"""The text format of Prometheus, version 0.0.4; `metrics` has the numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 __all__ = ["CONTENT_TYPE", "Family", "text_of"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""What the text is sent as."""
+"""The content type of the text."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Family:
     samples: list[tuple[Mapping[str, str], float]] = field(default_factory=list)
 
     def add(self, value: float | None, **labels: str) -> None:
-        """One more value; None and what is no number are left out."""
+        """Add a value; None and NaN are left out."""
         if value is not None and not math.isnan(value):
             self.samples.append((labels, float(value)))
 

@@ -1,4 +1,4 @@
-"""The timeline as a page draws it: the jobs with most GPU-time one by one, the rest as one, few points of each."""
+"""The timeline for a page: the jobs with most GPU-time one by one, all others together, with few points each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["MOST_INTERVALS", "MOST_JOBS", "view_of"]
 
 MOST_JOBS = 200
-"""So many jobs are told apart at most."""
+"""The most jobs that are shown one by one."""
 
 MOST_INTERVALS = 3000
-"""So many intervals are sent of them, all together."""
+"""The most intervals of all these jobs together."""
 
 _MOST_REALLOCATIONS = 300
 _MOST_CAPACITIES = 200
 _BINS = 240
-# A picture is hardly wider: what is shorter than that is not seen.
+# Pictures are hardly wider; shorter intervals would not be visible.
 _COLUMNS = 2000
 
 
@@ -55,7 +55,7 @@ def view_of(changes: Changes, since: float, until: float, limit: int) -> dict[st
 
 
 def _intervals(changes: Changes, since: float, until: float) -> tuple[Counts, Floats, Floats, Counts]:
-    """Job number, begin, end and GPUs of every stretch within the window in which something was held."""
+    """Job number, begin, end and GPUs of every interval in the window in which a job held GPUs."""
     import numpy as np
 
     at = np.array(changes.at, dtype=np.float64)
@@ -76,7 +76,7 @@ def _intervals(changes: Changes, since: float, until: float) -> tuple[Counts, Fl
 def _thinned(
     who: Counts, start: Floats, end: Floats, gpus: Counts, since: float, until: float
 ) -> tuple[Counts, Floats, Floats, Floats]:
-    """Neighbours that begin in the same column of the picture become one, as high as they were on average."""
+    """Merge neighbours that begin in the same column of the picture into one with their mean height."""
     import numpy as np
 
     width = max(until - since, 1e-9) / _COLUMNS
@@ -112,7 +112,7 @@ def _rows(
 
 
 def _summed(start: Floats, end: Floats, gpus: Counts, since: float, until: float) -> list[list[float]]:
-    """The mean number of GPUs of many stretches together, in equal parts of the window."""
+    """The mean number of GPUs of many intervals together, in equal parts of the window."""
     import numpy as np
 
     edges = np.linspace(since, until, _BINS + 1)
@@ -143,14 +143,14 @@ def _capacity(changes: Changes, since: float, until: float) -> list[list[float]]
     before = [entry for entry in changes.capacity if entry[0] <= since]
     inside = [entry for entry in changes.capacity if since < entry[0] <= until]
     step = max(-(-len(inside) // _MOST_CAPACITIES), 1)
-    # The last of each few, so that the newest is always there.
+    # The last of each group, so that the newest is always there.
     thinned = inside[(len(inside) - 1) % step :: step] if inside else []
     first = [[since, before[-1][1]]] if before else []
     return [*first, *([round(at, 1), total] for at, total in thinned)]
 
 
 def _reallocations(changes: Changes, shown: set[str], since: float, until: float) -> list[dict[str, Any]]:
-    """The newest of the jobs that are shown."""
+    """The newest re-allocations of the jobs that are shown."""
     found = [
         {"at": round(each.at, 1), "job": each.job_id, "from": each.before, "to": each.after, "reason": each.reason}
         for each in changes.reallocations

@@ -1,4 +1,4 @@
-"""What a service is given when it starts: its settings and its clock.
+"""The settings of a service, and its clock.
 
 Used by the other packages of the service and by `pollux up`. Imports `core` and one module of `backends`.
 """

@@ -1,4 +1,4 @@
-"""The service's clock as a replaceable part: real time here, any other in tests."""
+"""The service's clock: real time, or another clock in tests."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Protocol
 __all__ = ["Clock", "SystemClock"]
 
 
-# A waiting thread looks at the wall clock at least this often: it may have been put forward.
+# The longest wait of a thread, since the wall clock may be set forward meanwhile.
 _LONGEST_WAIT_SECONDS = 3600.0
 
 
 class Clock(Protocol):
-    """Gives the time, and how long to wait for a later one."""
+    """The present time, and how long to wait for a later one."""
 
     def now(self) -> float:
         """Seconds since 1970."""
 
     def seconds_until(self, at: float) -> float | None:
-        """How long to wait for a time, 0 where it has come; None: it comes when somebody moves the clock."""
+        """Seconds to wait for a time, 0 if it has come; None if the clock must be set."""
 
 
 class SystemClock:
-    """The machine's clock, except that it never goes back: where the machine's is put back, this one goes on.
+    """The machine's clock, except that it never goes back, even if the machine's is set back.
 
     Facts are in the order of their times, and pauses and limits must end: both need a clock that only goes on.
     """
@@ -34,7 +34,7 @@ class SystemClock:
         self._ahead = wall() - steady()
 
     def advance_to(self, at: float) -> float:
-        """Go on from that time where it is in the future; the seconds by which the machine's clock is behind it."""
+        """Set the clock to a time, if it is in the future; the seconds by which the machine's clock is behind."""
         behind = at - self.now()
         self._ahead = max(self._ahead, at - self._steady())
         return max(behind, 0.0)
@@ -42,7 +42,7 @@ class SystemClock:
     def now(self) -> float:
         """Seconds since 1970."""
         steady = self._steady()
-        # Never less than before, in any thread.
+        # Never smaller than before, in any thread.
         self._ahead = max(self._ahead, self._wall() - steady)
         return self._ahead + steady
 

@@ -1,4 +1,4 @@
-"""What a service is started with, checked once. Command line options become these; nothing here opens anything."""
+"""The settings of a service, checked once; options of the command line become these."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pollux.core.errors import InvalidInput, UnknownName
 __all__ = ["ANY_ADDRESS", "DEFAULT_PORT", "AtStop", "ServiceSettings"]
 
 ANY_ADDRESS = ("0.0.0.0", "::")
-"""Addresses that stand for all addresses of the machine: one listens at them, nobody calls them."""
+"""Addresses to listen on that stand for all addresses of the machine; clients cannot use them."""
 
 DEFAULT_PORT = 7341
-"""Where the service listens unless told otherwise; 0 stands for any free port."""
+"""The default port of the service; 0 stands for any free port."""
 
 AtStop = Literal["stop", "keep"]
-"""What happens to running jobs when the service stops: `stop` ends them with grace, and they go on at the next start;
+"""The choices for running jobs when the service stops: `stop` ends them with grace, and they go on at the next start;
 `keep` leaves them running."""
 
 
@@ -83,7 +83,7 @@ class ServiceSettings:
             raise InvalidInput("TLS needs a certificate and its key; give both, or neither")
 
     def check_bind(self) -> None:
-        """Refuse an address that others can reach, unless the traffic is encrypted or it was said explicitly."""
+        """Refuse an address that other machines can reach, unless traffic is encrypted or the user accepts that."""
         if is_loopback(self.host) or self.tls_cert is not None or self.insecure_bind:
             return
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The controller's numbers in the form for people: times of day instead of seconds left, sentences for reasons."""
+"""ETAs as times of day, and reasons as sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["estimate", "explained", "times_of"]
 
 
 def estimate(record: JobRecord, snapshot: Snapshot, jobs: Mapping[str, JobRecord] | None = None) -> Eta | None:
-    """When the job is expected to end; None where that is not known. `jobs` must hold those that it follows."""
+    """When the job is expected to end; None if unknown. `jobs` must have those that it must run after."""
     return times_of(eta(record, snapshot, jobs), snapshot.now)
 
 
@@ -27,7 +27,7 @@ def times_of(seconds: EtaSeconds | None, now: float) -> Eta | None:
 
 
 def explained(record: JobRecord) -> ReasonStatus | None:
-    """Why a job has what it has, in words made of the reason alone; None before the first decision about it."""
+    """Why a job has its GPUs, from the reason alone; None before the first decision about it."""
     reason = record.reason
     if reason is None or record.reason_at is None:
         return None

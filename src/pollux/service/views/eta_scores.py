@@ -1,4 +1,4 @@
-"""How good the ETAs were: intervals are kept as they are issued, and compared with the end once it is known."""
+"""Scores of ETAs: intervals are kept when they are made, and compared with the true end later."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pollux.wire.status import Eta
 __all__ = ["EtaBook"]
 
 _MARKS = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Shares of a job's progress at which its interval is written down."""
+"""Shares of a job's progress at which its interval is kept."""
 
 
-# How many past predictions decide how far to widen the next: enough for a quantile, few enough to follow changes.
+# Past predictions that decide how far the next is widened: enough for a quantile, few enough to follow changes.
 _REMEMBERED = 60
 
 _NONE = {"predictions": 0, "covered": None, "relative_width": None, "median_error": None}
@@ -34,7 +34,7 @@ class EtaBook:
         self._pending: list[TelemetryRow] = []
         self._issued: dict[str, list[dict[str, Any]]] = {}
         self._scores: dict[str, dict[str, Any]] = {}
-        # Replaced, never changed: readers are in other threads.
+        # Replaced, never changed, since other threads read it.
         self._misses: tuple[float, ...] = ()
         for job_id, row in telemetry.latest("eta").items():
             if "score" in row.values:
@@ -49,7 +49,7 @@ class EtaBook:
     ) -> None:
         """Note the interval when the job has passed another mark; score them when it is done.
 
-        What `predict` gives is the interval before it is widened.
+        `predict` returns the interval before it is widened.
         """
         job_id = record.spec.id
         if record.state in ENDED:
@@ -71,7 +71,7 @@ class EtaBook:
             self._add_row(job_id, now, {"issued": list(self._issued[job_id])})
 
     def widened(self, job_id: str, eta: Eta, now: float) -> Eta:
-        """The interval as it is shown at `now`. May be called from any thread."""
+        """The widened interval at `now`. May be called from any thread."""
         expected = eta.current if eta.current is not None else (eta.low + eta.high) / 2
         own = [_before_widening(each).miss(expected) for each in self._issued.get(job_id, [])]
         factor = max(widening(self._misses), widening(own))
@@ -85,7 +85,7 @@ class EtaBook:
         self._pending.append(TelemetryRow(job_id, now, "eta", values))
 
     def pop_pending(self) -> list[TelemetryRow]:
-        """Rows to be written with the next measurements; each is returned once."""
+        """Rows to write with the next measurements; each is returned once."""
         pending, self._pending = self._pending, []
         return pending
 
@@ -95,7 +95,7 @@ class EtaBook:
         self._scores.pop(job_id, None)
 
     def quality(self, job_id: str) -> dict[str, Any]:
-        """One job's intervals: how many, the share that held its end, the median relative error; None before."""
+        """Number of a job's intervals, share that held its end, and median relative error; None before its end."""
         score = self._scores.get(job_id, _NONE)
         return {name: score.get(name) for name in _NONE}
 
@@ -127,7 +127,7 @@ def _share(report: TelemetryRow | None) -> float | None:
 
 
 def _before_widening(issued: Mapping[str, Any]) -> Interval:
-    """An interval before it was widened; those of earlier versions never were."""
+    """An interval before it was widened; earlier versions did not widen."""
     return Interval(issued["at"], issued.get("raw_low", issued["low"]), issued.get("raw_high", issued["high"]))
 
 

@@ -14,9 +14,9 @@ __all__ = ["Fairness"]
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """What fairness depends on beside the job: the cluster, how many jobs have not ended, and the time.
+    """Computes fairness from the cluster, the number of unfinished jobs, and the time.
 
-    It moves with each of them, so it is never kept with a job's entry: whoever shows it works it out for what is shown.
+    It changes with each of them, so entries do not hold it: it is computed for each answer.
     """
 
     cluster: Cluster

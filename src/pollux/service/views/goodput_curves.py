@@ -1,4 +1,4 @@
-"""What jobs' models say for pages: goodput where a job is, packed on k GPUs, and under a static allocation."""
+"""Predictions of jobs' models for pages: goodput at the placement, packed on k GPUs, and under a static allocation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _known(model: GoodputFunction, num_nodes: int, num_gpus: int, gpu_type: str)
 
 
 def goodput(model: GoodputFunction, num_nodes: int, num_gpus: int, gpu_type: str = "") -> float:
-    """Useful samples per second, cached: pages ask far more often than models change."""
+    """Useful samples per second, cached, since pages are read far more often than models change."""
     try:
         return _known(model, num_nodes, num_gpus, gpu_type)  # type: ignore[arg-type]
     except TypeError:
@@ -38,12 +38,12 @@ def _fixed(model: GoodputModel) -> GoodputModel:
 
 
 def static_model(model: GoodputFunction) -> GoodputFunction:
-    """The same job with its initial batch, whatever it runs on; a model of another kind as it is."""
+    """The model with the batch fixed at the initial one; other models are returned unchanged."""
     return _fixed(model) if isinstance(model, GoodputModel) else model
 
 
 def largest_nodes(cluster: Cluster) -> Mapping[str, int]:
-    """GPUs of the largest node of each type; remembered for the cluster that was asked for last."""
+    """GPUs of the largest node of each type; cached for the last cluster."""
     global _largest
     known = _largest
     if known is None or known[0] is not cluster:
@@ -72,7 +72,7 @@ def packed(model: GoodputFunction, count: int, largest: Mapping[str, int]) -> fl
 
 
 def placed(record: JobRecord, cluster: Cluster) -> float | None:
-    """Goodput by its model where a job is now; None where it holds nothing or no model is known."""
+    """The predicted goodput at the job's placement; None without GPUs or without a model."""
     if record.goodput is None or not record.placement:
         return None
     node = cluster.by_id.get(record.placement.shares[0][0])
@@ -81,9 +81,9 @@ def placed(record: JobRecord, cluster: Cluster) -> float | None:
 
 
 def points_of(record: JobRecord, cluster: Cluster) -> list[dict[str, Any]] | None:
-    """The curve "what if it had k GPUs": goodput, speed-up over the fewest it can run on, and the best batch.
+    """Goodput, speed-up over the fewest GPUs and best batch, for k GPUs.
 
-    Up to twice the most it may hold, as far as the cluster goes; None before its agent has learned a model.
+    Up to twice the maximum of the job, within the cluster; None before its agent has learned a model.
     """
     model, limits = record.goodput, record.spec.limits
     largest = suitable(largest_nodes(cluster), limits)
@@ -99,7 +99,7 @@ def points_of(record: JobRecord, cluster: Cluster) -> list[dict[str, Any]] | Non
 
 
 def _counts(most: int, record: JobRecord) -> list[int]:
-    """All numbers up to `most` where they are few, else evenly on a logarithmic axis; those that matter always."""
+    """All numbers up to `most` if they are few, else evenly on a logarithmic axis, with the important ones."""
     if most <= _MOST_POINTS:
         return list(range(1, most + 1))
     steps = {round(most ** (index / (_MOST_POINTS - 1))) for index in range(_MOST_POINTS)}

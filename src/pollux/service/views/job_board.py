@@ -1,6 +1,6 @@
-"""What people see of jobs, kept ready: one entry per job, written by the engine's thread and read by any other.
+"""The board: one entry for each job, written by the engine's thread and read by any thread.
 
-Entries hold copies, so that a reader never sees a record in the middle of a change.
+Entries hold copies, so that readers never see a record in the middle of a change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pollux.wire.status import Eta, JobStatus
 
 __all__ = ["Explained", "JobBoard", "JobEntry", "frozen"]
 
-# While it is being resized, its earlier replicas may go on and report.
+# During a resize, its earlier replicas may still report.
 _STARTED = (JobState.STARTING, JobState.RUNNING)
 _ACTIVE = "active"
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ _log = logging.getLogger("pollux.service")
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What the job's record alone says about why it has its GPUs; `explanations` makes the whole text."""
+    """The part of an explanation that depends on the job's record alone; `explanations` makes the whole text."""
 
     cause: str
     next_step: str
@@ -43,7 +43,7 @@ class Explained:
 
 @dataclass(slots=True)
 class JobEntry:
-    """One job as it was at its last change, its newest report, and the bytes made of them last."""
+    """A copy of one job's record, its newest report, and its encoded status."""
 
     record: JobRecord
     report: Mapping[str, Any]
@@ -56,13 +56,13 @@ class JobEntry:
     _explained: Explained | None = None
 
     def work_out(self, figure: str, work: Callable[[], _T]) -> _T | None:
-        """The result of `work`, or None where this job's numbers make it fail: the fault is noted on this job alone."""
+        """The result of `work`; None if it fails for this job's numbers, which is noted in the entry."""
         try:
             return work()
         except (ArithmeticError, ValueError) as error:
             if not self.fault:
-                _log.exception("job '%s': its %s cannot be worked out", self.record.spec.id, figure)
-            self.fault = f"its {figure} cannot be worked out ({error}); the service's log has the whole story"
+                _log.exception("job '%s': its %s cannot be computed", self.record.spec.id, figure)
+            self.fault = f"its {figure} cannot be computed ({error}); the service's log has the details"
             return None
 
     @property
@@ -71,14 +71,14 @@ class JobEntry:
         return self.record.state in ENDED
 
     def eta(self) -> Eta | None:
-        """When it was expected to end at its last change, widened by what past predictions have taught."""
+        """The expected end at its last change, as an interval widened by the errors of past ones."""
         eta = self.raw_eta()
         if eta is None or self.around is None or self.widened is None:
             return eta
         return self.widened(self.record.spec.id, eta, self.around.now)
 
     def raw_eta(self) -> Eta | None:
-        """The same by the job's model alone; computed on demand, since that takes a while."""
+        """The expected end by the job's model alone; computed on demand, since that takes a while."""
         known = self.record.goodput is not None and self.record.remaining is not None
         if self.around is None or self.ended or not known:
             return None
@@ -86,7 +86,7 @@ class JobEntry:
         return self.work_out("ETA", lambda: estimate(self.record, around, self.others))
 
     def status(self, now: float, fairness: float | None = None) -> JobStatus:
-        """Everything about the job at `now`; its fairness depends on all others, see `fairness.Fairness`."""
+        """The whole status at `now`; `fairness` is separate, since it depends on all other jobs."""
         record, report = self.record, self.report
         spec, request = record.spec, record.spec.request
         total, done = report.get("total_progress"), report.get("progress")
@@ -118,7 +118,7 @@ class JobEntry:
         )  # fmt: skip
 
     def explained(self) -> Explained:
-        """The reason and the cost of a change in words: made once, since nothing but a new entry changes them."""
+        """The reason and the cost of a resize as sentences; made once for each entry."""
         if self._explained is None:
             reason, cost = explained(self.record), explain_cost(self.record)
             if reason is None:
@@ -129,12 +129,12 @@ class JobEntry:
 
     @property
     def outdated(self) -> bool:
-        """Whether its newest report is from before it was given its present GPUs."""
+        """Whether its newest report is from before it got its present GPUs."""
         at = self.reported_at
         return self.record.state in _STARTED and at is not None and at < self.record.held_since
 
     def json(self, now: float, fairness: float | None = None) -> bytes:
-        """The encoded status. Made once; GPU-seconds and fairness, which change with time, are put in each time."""
+        """The encoded status; cached except for GPU-seconds and fairness, which change with time."""
         if not self.rendered:
             values = codec.encode(self.status(now))
             del values["gpu_seconds"], values["fairness"]
@@ -144,7 +144,7 @@ class JobEntry:
 
 
 class _Records(Mapping[str, JobRecord]):
-    """The entries, seen as a mapping of their records."""
+    """The entries as a mapping from job ids to records."""
 
     def __init__(self, entries: Mapping[str, JobEntry]) -> None:
         self._entries = entries
@@ -153,7 +153,7 @@ class _Records(Mapping[str, JobRecord]):
         return self._entries[job_id].record
 
     def __iter__(self) -> Iterator[str]:
-        # A copy, made in one operation: the engine's thread may add an entry meanwhile.
+        # A copy made in one operation, since the engine's thread may add an entry meanwhile.
         return iter(list(self._entries))
 
     def __len__(self) -> int:
@@ -161,14 +161,14 @@ class _Records(Mapping[str, JobRecord]):
 
 
 class JobBoard:
-    """The entries of all jobs in the order in which they were submitted. One writer, any number of readers."""
+    """The entries of all jobs in order of submission. One writer, any number of readers."""
 
     def __init__(self) -> None:
         self._entries: dict[str, JobEntry] = {}
         self._order: list[str] = []
         self._position: dict[str, int] = {}
         self.forgotten_gpu_seconds = 0.0
-        # A reader of the few jobs that wait must not iterate over all that have ended.
+        # Jobs by state, so that a reader of a few waiting jobs need not visit all that have ended.
         self._groups: dict[str, set[str]] = {group: set() for group in (*JobState, _ACTIVE)}
         self._changes = 0
         self._sorted: dict[str, tuple[int, tuple[str, ...]]] = {}
@@ -201,7 +201,7 @@ class JobBoard:
         self._changes += 1
 
     def get(self, job_id: str) -> JobEntry:
-        """A job's entry; UnknownName with a few names that are there."""
+        """A job's entry; UnknownName with similar names if there is none."""
         entry = self._entries.get(job_id)
         if entry is None:
             raise UnknownName("job", job_id[:80], self._near(job_id))
@@ -217,11 +217,11 @@ class JobBoard:
 
     @property
     def records(self) -> Mapping[str, JobRecord]:
-        """Every job's record as it is shown, always the newest."""
+        """Every job's record in its newest entry."""
         return _Records(self._entries)
 
     def check(self, after: str | None) -> None:
-        """Refuse a page that is to start after a job that is not there."""
+        """Raise UnknownName for a page that starts after an unknown job."""
         if after is not None:
             self.get(after)
 
@@ -245,7 +245,7 @@ class JobBoard:
         return self._position.get(job_id, len(self._order))
 
     def _group(self, name: str) -> Sequence[str]:
-        """The jobs in a state, or all that have not ended, in order of submission; sorted anew only after a change."""
+        """The jobs in a state, or all that have not ended, in order of submission; sorted again only after a change."""
         changes = self._changes
         known = self._sorted.get(name)
         if known is None or known[0] != changes:
@@ -253,12 +253,12 @@ class JobBoard:
         return known[1]
 
     def shows(self, record: JobRecord) -> bool:
-        """Whether a job's entry says what its record does."""
+        """Whether a job's entry is current."""
         entry = self._entries.get(record.spec.id)
         return entry is not None and entry.record == record
 
     def _near(self, job_id: str) -> list[str]:
-        # All names would make a message of many pages, and comparing with all of them takes long.
+        # With thousands of jobs, an error with all names would be long, and slow to make.
         alike = [known for known in self._order if known[:3] == job_id[:3]]
         return (alike or self._order)[-8:]
 

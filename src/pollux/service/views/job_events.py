@@ -1,4 +1,4 @@
-"""What happened to each job, as lines for people, and the stream of them. Made of the logged facts only."""
+"""The events of each job as lines for people, and their stream; made of the logged facts only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ENDS = ("ended", "finished", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """One thing that happened: to a job, or (`job_id` None) to the cluster. `jobs` are the others that it names."""
+    """One event of a job, or of the cluster (`job_id` None). `jobs` are the other jobs that it names."""
 
     at: float
     kind: str
@@ -75,12 +75,12 @@ _KINDS: dict[type[Event], str] = {
 
 
 def kind_of(event: Event) -> str:
-    """The word for an event in streams and lists."""
+    """The kind of an event, as streams and lists name it."""
     return _KINDS.get(type(event), "other")
 
 
 def lines_of(event: Event) -> list[JobEvent]:
-    """The lines that an event makes: one, or one per job that a decision names."""
+    """The lines of an event: one, or for a decision one for each job that it names."""
     if isinstance(event, DecisionMade):
         return [
             _line_of(event.at, job_id, placement, event.decision.reasons.get(job_id))
@@ -168,7 +168,7 @@ class JobEvents:
                 self._lines.setdefault(line.job_id, deque(maxlen=_KEPT_LINES)).append(line)
 
     def close(self, record: JobRecord) -> None:
-        """Add how a job ended where no fact says so: by a time limit, or the failure of a job that it follows."""
+        """Add an end that no fact states: by a time limit, or by the failure of a job that it must run after."""
         job_id, at = record.spec.id, record.ended_at
         if at is None or job_id in self._closed:
             return
@@ -206,7 +206,7 @@ def message(revision: int, event: Event) -> bytes:
 
 
 class Feed:
-    """The newest messages, and the listeners for further ones. Thread-safe; listeners must return at once."""
+    """The newest messages, and listeners for new ones. Thread-safe; listeners must return at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -225,9 +225,9 @@ class Feed:
                 listener(text)
 
     def subscribe(self, listener: Callable[[bytes], None], after: int | None) -> tuple[int, list[bytes] | None]:
-        """A number to unsubscribe with, and what was missed since `after`: None if those messages are no longer kept.
+        """A number to unsubscribe with, and the messages since `after`; None if they are no longer kept.
 
-        No message is missing or repeated between what is returned and what the listener gets.
+        No message is missing or repeated between the returned ones and those that the listener gets.
         """
         with self._lock:
             number, self._next = self._next, self._next + 1

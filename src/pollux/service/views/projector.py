@@ -1,6 +1,6 @@
-"""Keeps what people see in step with the facts: the board, job events, newest reports, and how good the ETAs were.
+"""Updates the views from the facts: the board, job events, newest reports, and scores of ETAs.
 
-Called by the engine's thread; others read the board.
+The engine's thread calls it; other threads read the board.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SURROUNDINGS_SECONDS = 5.0
 
 
 class Projector:
-    """Everything that people see of jobs."""
+    """Updates all views of jobs."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.board = JobBoard()
@@ -48,7 +48,7 @@ class Projector:
     def project(
         self, events: Sequence[Event], rows: Sequence[TelemetryRow], controller: Controller, now: float, revision: int
     ) -> None:
-        """Update what people see once events and rows are durable; `revision` is that of the last event."""
+        """Update the views with durable events and rows; `revision` is that of the last event."""
         for row in rows:
             if row.kind == "report":
                 self._newest[row.job_id] = row
@@ -105,7 +105,7 @@ class Projector:
             self.etas.note(record, entry.raw_eta, row, now)
 
     def _surroundings(self, controller: Controller, now: float) -> Snapshot:
-        """What an ETA depends on beside the job: the other jobs and their progress. It may be seconds old."""
+        """The snapshot of the other jobs that an ETA depends on; it may be some seconds old."""
         known = self._snapshot
         if known is None or not 0.0 <= now - known.now < _SURROUNDINGS_SECONDS:
             known = self._snapshot = controller.snapshot(now)
@@ -113,9 +113,9 @@ class Projector:
 
 
 def _names(event: Event) -> Collection[str] | None:
-    """The jobs that an event can have changed; None: any job."""
+    """The jobs that an event may have changed; None: any job."""
     if isinstance(event, JobSubmitted):
-        # One that waits for a job which has failed ends at once, and so may others.
+        # If it must run after a job that has failed, it ends at once, and so may others.
         return None if event.spec.after else (event.spec.id,)
     if isinstance(event, JobReported | JobRunning):
         return (event.job_id,)
@@ -125,7 +125,7 @@ def _names(event: Event) -> Collection[str] | None:
 
 
 def nodes_of(controller: Controller) -> tuple[NodeStatus, ...]:
-    """Who holds what on each node."""
+    """All nodes, with the GPUs that jobs hold on them."""
     held: dict[str, dict[str, int]] = {node.id: {} for node in controller.cluster.nodes}
     for job_id, record in _holding(controller):
         for node_id, count in record.placement:
@@ -173,7 +173,7 @@ def _holding(controller: Controller) -> Iterable[tuple[str, JobRecord]]:
 
 
 def _touched(events: Sequence[Event], rows: Sequence[TelemetryRow]) -> dict[str, None] | None:
-    """The jobs that these may change, in order, as those of one batch stand on the board; None: all of them."""
+    """The jobs that these events may have changed, in order of submission; None: all jobs."""
     touched = dict.fromkeys(row.job_id for row in rows)
     for event in events:
         names = _names(event)

@@ -1,6 +1,6 @@
-"""Who held how many GPUs when, and what changing that has cost; made of the logged facts, in memory, bounded.
+"""The GPUs that each job held over time, and the cost of re-allocations; from the logged facts, of limited size.
 
-Written by the engine's thread, read by any other. What a page shows of it is in `presenters.timeline`.
+The engine's thread writes it, any thread reads it. `presenters.timeline` makes the picture of a page.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = ["Changes", "Reallocation", "Timeline"]
 _MOST_CHANGES = 400_000
 _MOST_REALLOCATIONS = 20_000
 _MOST_CAPACITIES = 20_000
-# Of each job, so that a busy cluster does not push those of a long one out.
+# Of each job, so that other jobs do not displace the re-allocations of a long one.
 _MOST_OF_ONE = 400
-# Up to so many numbers of jobs are not worth a search for those that nothing refers to any more.
+# Below this number of jobs, a search for numbers that are no longer used is not worthwhile.
 _FEW_JOBS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Reallocation:
-    """What changed what one job holds: GPUs before and after, and why: the policy's word, or how it came to hold none.
+    """A change of a job's GPUs: before, after, and why: the policy's code, or how the job lost them.
 
     Not all count as re-allocations: a start does not, nor does a pause, an end, a crash or a lost node. `cause` is the
     policy's whole reason, where it gave one.
@@ -72,7 +72,7 @@ class Changes:
 
 @dataclass(slots=True)
 class _Job:
-    """What one job holds now. `generation` counts as the controller's does, `since` is when a change began."""
+    """The GPUs that one job holds now. `generation` equals the controller's; `since` is when a resize began."""
 
     number: int
     placement: Placement = NOWHERE
@@ -138,7 +138,7 @@ class Timeline:
                 handler(event)
 
     def set_placement(self, record: JobRecord) -> None:
-        """What the controller says that a job holds; it is right where the facts alone do not tell, such as limits."""
+        """Correct a job's GPUs by the controller, for changes without a fact of their own, such as time limits."""
         with self._lock:
             job = self._job(record.spec.id)
             job.generation = record.generation
@@ -148,7 +148,7 @@ class Timeline:
                 self._place(job, record.placement, record.held_since)
 
     def set_nodes(self, nodes: Iterable[tuple[str, int]], at: float) -> None:
-        """The nodes there are; for a log whose beginning was trimmed."""
+        """Set the nodes, for a log whose beginning was trimmed."""
         with self._lock:
             found = dict(nodes)
             if found != self._nodes:
@@ -156,7 +156,7 @@ class Timeline:
                 self._note_capacity(at)
 
     def forget(self, job_id: str) -> None:
-        """Drop a job; what it held stays in the sums."""
+        """Forget a job; its GPU-seconds stay in the sums."""
         with self._lock:
             self._names.pop(job_id, None)
             self._jobs.pop(job_id, None)
@@ -165,27 +165,27 @@ class Timeline:
 
     @property
     def reallocation_cost(self) -> float:
-        """GPU-seconds held by jobs that stood still for a change of their GPUs, all together."""
+        """GPU-seconds in which jobs were paused for re-allocations, over all jobs."""
         return self._cost
 
     @property
     def num_reallocations(self) -> int:
-        """Changes of what a running job held."""
+        """The number of re-allocations of running jobs."""
         return self._changes
 
     def cost_of(self, job_id: str) -> tuple[float, int]:
-        """The GPU-seconds that changes have cost one job, and how many there were."""
+        """The GPU-seconds that re-allocations have cost one job, and their number."""
         job = self._jobs.get(job_id)
         return (0.0, 0) if job is None else (job.cost, job.changes)
 
     def reallocations_of(self, job_id: str) -> list[Reallocation]:
-        """One job's last 400, oldest first, whatever happens to others."""
+        """The last 400 changes of one job, oldest first."""
         with self._lock:
             job = self._jobs.get(job_id)
             return [] if job is None else list(job.marks)
 
     def changes(self) -> Changes:
-        """A copy of everything."""
+        """A copy of all changes."""
         with self._lock:
             at, who, gpus = self._columns.copy()
             order, names = tuple(self._order), dict(self._names)
@@ -196,7 +196,7 @@ class Timeline:
     def _submitted(self, event: JobSubmitted) -> None:
         request = event.spec.request
         self._names[event.spec.id] = event.spec.id if request is None else request.name
-        # An id that was forgotten may be used again, for another job.
+        # A forgotten id may be used again by another job.
         self._jobs.pop(event.spec.id, None)
         self._job(event.spec.id)
 
@@ -305,7 +305,7 @@ class Timeline:
             self._halve()
 
     def _halve(self) -> None:
-        """Drop the older half. What jobs held at the cut is the first entry of what is left."""
+        """Drop the older half; the rest begins with what jobs held at that time."""
         old = self._columns
         half = len(old.at) // 2
         cut = old.at[half]
@@ -322,7 +322,7 @@ class Timeline:
         self._compact()
 
     def _compact(self) -> None:
-        """Number anew those jobs that are known or that a change refers to, and drop the others."""
+        """Renumber the jobs that are known or that a change refers to, and drop the others."""
         kept = sorted({*self._columns.who, *(job.number for job in self._jobs.values())})
         numbers = {old: new for new, old in enumerate(kept)}
         self._order = [self._order[old] for old in kept]
