@@ -217,8 +217,8 @@ def test_the_service_hears_every_shim_out_whatever_one_says(chance, tmp_path, ca
         said = [[] if message is None else [message], [StartedMessage(1.0, 2)]]
         job.link = type("Link", (), {"warm": None, "receive": lambda self, said=said: said.pop(0)})()
         told.clear()
-        events.hear(job)
-        events.hear(job)
+        events.read_messages(job)
+        events.read_messages(job)
         assert told, text
 
 

@@ -115,4 +115,4 @@ class JobChanges:
         self._table.keep_slots(job)
         lacking = tuple(rank for rank, place in enumerate(target) if place not in kept)
         remaining = self._table.slots.placement([place for place in target if place in kept])
-        self._table.tell(ReplicasLost(time.time(), job.id, generation, lacking, remaining, why, refused=True))
+        self._table.report(ReplicasLost(time.time(), job.id, generation, lacking, remaining, why, refused=True))

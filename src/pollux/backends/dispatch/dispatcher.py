@@ -65,7 +65,7 @@ class Dispatcher:
         self.home = home
         self.slots = slots
         self.thread = WorkerThread(self.advance)
-        self.table = JobTable(slots, self.thread.tell)
+        self.table = JobTable(slots, self.thread.report)
         self.site = site or Site()
         self.site.attach(self.thread, self.table)
         self.shims = ShimEvents(self.table, self.thread, self.site)
@@ -232,7 +232,7 @@ class Dispatcher:
             self.thread.watch(self.forkserver.control, self._hear_forkserver)
 
     def _hear_forkserver(self) -> None:
-        if self.forkserver is not None and not self.forkserver.hear():
+        if self.forkserver is not None and not self.forkserver.read_message():
             self.thread.unwatch(self.forkserver.control)
             self.forkserver.close()
             self.forkserver = None

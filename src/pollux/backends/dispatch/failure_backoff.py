@@ -21,7 +21,7 @@ class FailureBackoff:
         self._has_failed = False
 
     @property
-    def are_few(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether there were failures in only a few turns in a row; may be read from any thread."""
         return self._bad_turns < _UNHEALTHY_TURNS
 
@@ -42,5 +42,5 @@ class FailureBackoff:
             what()
         except Exception:
             self._has_failed = True
-            if self.are_few:
+            if self.is_healthy:
                 _log.exception("a step of the backend failed; it is tried again")

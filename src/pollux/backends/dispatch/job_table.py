@@ -130,12 +130,12 @@ class DispatchedJob:
 
 
 class JobTable:
-    """All jobs of a backend by id, and the slots they hold; `tell` reports events. Used under the thread's lock."""
+    """All jobs of a backend by id, and the slots they hold; `report` takes events. Used under the thread's lock."""
 
-    def __init__(self, slots: SlotAllocator, tell: Callable[[BackendEvent], None]) -> None:
+    def __init__(self, slots: SlotAllocator, report: Callable[[BackendEvent], None]) -> None:
         self.jobs: dict[str, DispatchedJob] = {}
         self.slots = slots
-        self.tell = tell
+        self.report = report
 
     def keep_slots(self, job: DispatchedJob) -> None:
         """Free all slots of the job but those of its running generation."""
@@ -149,7 +149,7 @@ class JobTable:
             return
         held.ended = ended
         self.keep_slots(job)
-        self.tell(ended)
+        self.report(ended)
 
     def end_unstarted(self, job: DispatchedJob, held: HeldGeneration, outcome: Outcome, detail: str) -> None:
         """Note and report the end of a generation that never had processes."""
@@ -160,5 +160,5 @@ class JobTable:
         waiting, job.next = job.next, None
         assert waiting is not None
         waiting.ended = ReplicasEnded(time.time(), job.id, waiting.generation, "stopped", (), detail)
-        self.tell(waiting.ended)
+        self.report(waiting.ended)
         return waiting

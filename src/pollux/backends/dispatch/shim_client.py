@@ -74,7 +74,7 @@ class ForkserverClient:
         finally:
             theirs.close()
 
-    def hear(self) -> bool:
+    def read_message(self) -> bool:
         """Read its message; False once the process is gone, or cannot fork safely."""
         try:
             message = self.control.recv(1 << 12)

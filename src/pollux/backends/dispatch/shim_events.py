@@ -52,7 +52,7 @@ class ShimEvents:
     def follow(self, job: DispatchedJob, link: ShimClient) -> None:
         """Handle the messages of the job's shim from now on."""
         job.link = link
-        self._thread.watch(link.peer, lambda: self.hear(job))
+        self._thread.watch(link.peer, lambda: self.read_messages(job))
 
     def await_hellos(self) -> None:
         """Wait for the status of every shim: a launch that it got last may not be on disk yet."""
@@ -64,11 +64,11 @@ class ShimEvents:
         for job_id, link in waiting.items():
             while link.warm is None and jobs[job_id].link is link and time.monotonic() < deadline:
                 link.peer.settimeout(max(0.01, deadline - time.monotonic()))
-                self.hear(jobs[job_id])
+                self.read_messages(jobs[job_id])
             if jobs[job_id].link is link:
                 link.peer.settimeout(_HELLO_SECONDS)
 
-    def hear(self, job: DispatchedJob) -> None:
+    def read_messages(self, job: DispatchedJob) -> None:
         """Handle new messages of the job's shim, or its end."""
         if job.link is None:
             return
@@ -91,7 +91,7 @@ class ShimEvents:
 
     def handle(self, job: DispatchedJob, link: ShimClient, message: ShimMessage) -> None:
         """Handle one message."""
-        if self._site.heard(job, message):
+        if self._site.handle_message(job, message):
             return
         if isinstance(message, AlarmMessage):
             self.false_alarms += 1
@@ -120,7 +120,7 @@ class ShimEvents:
             held.started = False
         elif held.live and held.started and not held.ended:
             # The resize may have been completed while no service was connected.
-            self._table.tell(_started(job.id, StartedMessage(time.time(), held.generation, pause=status.pause)))
+            self._table.report(_started(job.id, StartedMessage(time.time(), held.generation, pause=status.pause)))
 
     def _note_progress(self, job: DispatchedJob, held: HeldGeneration, message: ShimMessage) -> None:
         """Note the end, a loss or the start of the running generation."""
@@ -144,7 +144,7 @@ class ShimEvents:
         held.places = read_slots(message.places) or held.target or held.places
         held.started, held.kept = True, None
         self._table.keep_slots(job)
-        self._table.tell(_started(job.id, message))
+        self._table.report(_started(job.id, message))
 
     def _note_loss(self, job: DispatchedJob, held: HeldGeneration, message: LostMessage) -> None:
         """Report a loss once, and note the slots of the replicas that can go on."""
@@ -153,7 +153,7 @@ class ShimEvents:
             return
         held.kept = kept
         remaining = self._table.slots.placement(kept)
-        self._table.tell(
+        self._table.report(
             ReplicasLost(
                 message.at,
                 job.id,

@@ -42,7 +42,7 @@ class Site:
         """Whether the job can use these slots; None: not known yet, the thread is woken once it is."""
         return FolderCheck()
 
-    def heard(self, job: DispatchedJob, message: ShimMessage) -> bool:
+    def handle_message(self, job: DispatchedJob, message: ShimMessage) -> bool:
         """Handle a shim's message about a node; False where the message is about its job."""
         return False
 

@@ -35,7 +35,7 @@ class WorkerThread:
     @property
     def healthy(self) -> bool:
         """Whether the thread runs, and its work has not failed several turns in a row."""
-        return self._thread is not None and self._thread.is_alive() and self._failures.are_few
+        return self._thread is not None and self._thread.is_alive() and self._failures.is_healthy
 
     @property
     def was_started(self) -> bool:
@@ -70,7 +70,7 @@ class WorkerThread:
         """Do the work again after this time."""
         self.after(seconds, lambda: None)
 
-    def tell(self, event: BackendEvent) -> None:
+    def report(self, event: BackendEvent) -> None:
         """Report an event to the listener, after all earlier ones."""
         self._events.append(event)
 

@@ -135,7 +135,7 @@ class NodeWatch(Site):
             self._notice_losses(hosts)
             for node in [node for node in self._announced if node in taken_back and node not in self._losses_until]:
                 self._leaving[node] = self._announced.pop(node)
-                self._thread.tell(NodeDown(time.time(), node))
+                self._thread.report(NodeDown(time.time(), node))
             self._tell_new_nodes()
         if self._losses_until:
             self._tell_gone_nodes()
@@ -172,7 +172,7 @@ class NodeWatch(Site):
                 del self._losses_until[node]
                 self._leaving.pop(node, None)
                 if self._announced.pop(node, None) is not None:
-                    self._thread.tell(NodeDown(time.time(), node))
+                    self._thread.report(NodeDown(time.time(), node))
                     self._write_record()
         self._tell_new_nodes()
 
@@ -182,7 +182,7 @@ class NodeWatch(Site):
             if self._announced.get(node) != lent and node not in self._losses_until:
                 self._announced[node] = lent
                 self._leaving.pop(node, None)
-                self._thread.tell(NodeUp(time.time(), lent.node))
+                self._thread.report(NodeUp(time.time(), lent.node))
                 changed = True
         if changed:
             self._write_record()
@@ -195,7 +195,7 @@ class NodeWatch(Site):
         nodes = [hosts[node] for node in dict.fromkeys(slot.node for slot in slots) if node in hosts]
         written = launch.env.get("POLLUX_CHECKPOINT_DIR")
         folders = [launch.workdir, *([written] if written and not is_address(written) else [])]
-        found = self._shared.verdict(folders, nodes, self._thread.wake)
+        found = self._shared.check(folders, nodes, self._thread.wake)
         if found is not None and found.silent:
             self._suspect(found.silent, found.why)
         return found
@@ -215,7 +215,7 @@ class NodeWatch(Site):
 
     # Silent nodes
 
-    def heard(self, job: DispatchedJob, message: ShimMessage) -> bool:
+    def handle_message(self, job: DispatchedJob, message: ShimMessage) -> bool:
         """Handle a shim's message about a node that is silent, leaves, or answers again."""
         match message:
             case NodeSilentMessage(node, why):

@@ -41,7 +41,7 @@ class SharedFolders:
         """Why a job with these folders cannot run on these nodes; empty where it can, or no node answers."""
         return self._compare(folders, tuple(hosts)).why
 
-    def verdict(
+    def check(
         self, folders: Sequence[str], hosts: Iterable[LentNode], changed: Callable[[], None]
     ) -> FolderCheck | None:
         """The same without waiting; a node that does not answer counts as one that does not share. None: not known yet.
@@ -62,7 +62,7 @@ class SharedFolders:
         def find_out() -> None:
             found = FolderCheck(f"whether the folders of the job are shared could not be found out on {_names(there)}")
             try:
-                found = self._insist(folders, there)
+                found = self._compare_with_retries(folders, there)
             finally:
                 with self._lock:
                     self._asking.discard(key)
@@ -73,7 +73,7 @@ class SharedFolders:
         threading.Thread(target=find_out, name="pollux-shared-folders", daemon=True).start()
         return None
 
-    def _insist(self, folders: Sequence[str], hosts: Sequence[LentNode]) -> FolderCheck:
+    def _compare_with_retries(self, folders: Sequence[str], hosts: Sequence[LentNode]) -> FolderCheck:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_PAUSE_SECONDS)

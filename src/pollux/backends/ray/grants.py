@@ -84,7 +84,7 @@ class Grants:
         claims = {claim.name: claim.node_id for claim in self.book.claims.values()}
         return claims | {name: node_id for node_id, name in self._sentinels.items()}
 
-    def granted(self, name: str, gpu: str | None) -> None:
+    def note_grant(self, name: str, gpu: str | None) -> None:
         """Handle a granted claim, with this GPU of its node; None where it does not matter which."""
         claim = None if self._end_sentinel(name) else self.book.claims.get(name)
         if claim is None:
@@ -107,7 +107,7 @@ class Grants:
             self.book.swap_places(name, other.name)
         self._accept(claim, place)
 
-    def waits(self, name: str) -> None:
+    def note_wait(self, name: str) -> None:
         """Handle a claim for which Ray has had nothing for some seconds.
 
         If our own jobs do not hold the whole node, other Ray jobs hold the rest: the node counts as smaller until Ray
@@ -124,7 +124,7 @@ class Grants:
         if known is not None and hoped_for < known.node.num_gpus:
             known.limit = hoped_for
 
-    def failed(self, name: str, why: str) -> None:
+    def note_failure(self, name: str, why: str) -> None:
         """Handle a group that Ray could not make, or has lost. For a place in use the driver makes another group."""
         claim = None if self._end_sentinel(name) else self.book.claims.get(name)
         if claim is None:

@@ -195,11 +195,11 @@ class RayNodeProvider(NodeProvider):
                 case "gone":
                     self._nodes.note_host_gone(said["node"], said["why"])
                 case "granted":
-                    self._grants.granted(said["claim"], said["gpu"])
+                    self._grants.note_grant(said["claim"], said["gpu"])
                 case "waits":
-                    self._grants.waits(said["claim"])
+                    self._grants.note_wait(said["claim"])
                 case "failed":
-                    self._grants.failed(said["claim"], said["why"])
+                    self._grants.note_failure(said["claim"], said["why"])
             self._file.note_change()
         self._changed()
 

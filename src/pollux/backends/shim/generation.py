@@ -126,7 +126,7 @@ class Generation:
     def _fork(self, rank: int, number: int, environ: Mapping[str, str]) -> None:
         order = self.order
         start = ReplicaStart(order.argv, order.workdir, environ, order.cores[rank], order.path_was_set)
-        log = ReplicaLog(self.logs.of(rank))
+        log = ReplicaLog(self.logs.writer_of(rank))
         process = self.launcher.start(start, order.places[rank], order.memory_bytes, log.write)
         self.members.append(RunningReplica(number, rank, order.places[rank], process, log))
 

@@ -213,7 +213,7 @@ class LiveGeneration:
 
     def _note_alive(self, number: int, beat: Heartbeat) -> None:
         alarms = self._liveness.false_alarms
-        self._liveness.heard(number, beat, self._clock())
+        self._liveness.note_beat(number, beat, self._clock())
         if self._liveness.false_alarms > alarms:
             rank = self._transition.ranks.get(number)
             text = f"replica {rank} gave a sign of life, having been given up as hung"
@@ -242,7 +242,7 @@ class LiveGeneration:
         if self._transition.is_moving:
             self._carry_out(self._transition.give_up_generation("the process that hosts the job's store has ended"))
 
-    def ended(self, member: RunningReplica) -> bool:
+    def replica_ended(self, member: RunningReplica) -> bool:
         """Handle the end of a replica; whether the job goes on without it, or ends for a restart."""
         code = member.code or 0
         self._liveness.drop(member.number)
@@ -263,12 +263,12 @@ class LiveGeneration:
 
     def _end_with(self, member: RunningReplica, code: int) -> None:
         """End changes where the job ends with this replica."""
-        self.died_at_the_end([member])
+        self.report_deaths([member])
         self._has_exited = self._has_exited or code == 0
         if code != 0 or self._transition.phase == "prepare":
             self.end_changes()
 
-    def lost_with_node(self, members: Sequence[RunningReplica], why: str) -> bool:
+    def handle_node_loss(self, members: Sequence[RunningReplica], why: str) -> bool:
         """Handle replicas that were lost together with their node; whether the job goes on, or ends for a restart."""
         if not self._was_heard:
             self.end_changes()
@@ -282,17 +282,17 @@ class LiveGeneration:
             # A joiner may have departed already, if the loss of another one withdrew its change.
             if member in self._generation.members:
                 self._hung[member.number] = why
-                cared_for = self.ended(member) and cared_for
+                cared_for = self.replica_ended(member) and cared_for
         if pending is not None and self._pending is None:
             self._pending = pending
             self._resume_pending()
         return cared_for
 
-    def died_at_the_end(self, members: Sequence[RunningReplica]) -> None:
+    def report_deaths(self, members: Sequence[RunningReplica]) -> None:
         """Tell the remaining replicas of those that died while the job ends."""
         dead = [member.number for member in members if (member.code or 0) not in _WELL_ENDED]
         if dead and self._was_heard and self._generation.is_ending:
-            self._carry_out(self._transition.died_at_the_end(dead))
+            self._carry_out(self._transition.report_deaths(dead))
 
     def end_changes(self) -> None:
         """Make no more changes: the job ends."""

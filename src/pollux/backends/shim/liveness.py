@@ -98,7 +98,7 @@ class LivenessTracker:
     _signs: dict[int, _Sign] = field(default_factory=dict)
     _given_up: set[int] = field(default_factory=set)
 
-    def heard(self, number: int, beat: Heartbeat, now: float) -> None:
+    def note_beat(self, number: int, beat: Heartbeat, now: float) -> None:
         """Note a heartbeat that differs from the one before."""
         if number in self._given_up:
             self.false_alarms += 1

@@ -53,7 +53,7 @@ class RankLogs:
     _read_bytes: dict[int, int] = field(default_factory=dict)
     _window_began: float = 0.0
 
-    def of(self, rank: int) -> LogWriter:
+    def writer_of(self, rank: int) -> LogWriter:
         """The one writer of a rank, for all replicas that have it in turn: two would both rotate a full file."""
         if rank not in self._writers:
             self._writers[rank] = LogWriter(self.folder / f"{rank}.log", self.cap_bytes)
@@ -83,7 +83,7 @@ class RankLogs:
     def change_rank(self, replica: _Writer, rank: int) -> None:
         """Write the replica's output to the log of that rank, but what is in its pipe now to that of the old rank."""
         _read_out(replica, 1)
-        replica.log.of_rank = self.of(rank)
+        replica.log.of_rank = self.writer_of(rank)
 
     def drain(self, replicas: Iterable[_Writer]) -> None:
         """Read what is left of the output of replicas that have ended, and close all pipes and logs."""

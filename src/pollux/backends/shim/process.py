@@ -377,20 +377,20 @@ class Shim:
             self._services.tell(NodeSilentMessage(lost.node, lost.why))
         members = generation.on_node_loss(lost.processes)
         if generation.told_to_stop:
-            self._guarded(lambda live: live.died_at_the_end(members))
+            self._guarded(lambda live: live.report_deaths(members))
         if not members or generation.told_to_stop:
             return
         cared_for: list[bool] = []
-        self._guarded(lambda live: cared_for.append(live.lost_with_node(members, lost.why)))
+        self._guarded(lambda live: cared_for.append(live.handle_node_loss(members, lost.why)))
         if not any(cared_for):
             generation.end_for_restart(lost.why)
 
     def _replica_ended(self, generation: Generation, member: RunningReplica) -> None:
         cared_for: list[bool] = []
         if generation.told_to_stop:
-            self._guarded(lambda live: live.died_at_the_end([member]))
+            self._guarded(lambda live: live.report_deaths([member]))
         else:
-            self._guarded(lambda live: cared_for.append(live.ended(member)))
+            self._guarded(lambda live: cared_for.append(live.replica_ended(member)))
         if not any(cared_for) and member.code != 0:
             generation.on_failure()
 

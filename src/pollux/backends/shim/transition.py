@@ -175,7 +175,7 @@ class Transition:
         self._enter(Over(self))
         return [*actions, WatchKeys(()), GiveUp(why)]
 
-    def died_at_the_end(self, numbers: Iterable[int]) -> list[Action]:
+    def report_deaths(self, numbers: Iterable[int]) -> list[Action]:
         """Tell the others that these died while the job ends: the first of the remaining replicas saves."""
         found = {number for number in numbers if number in self.ranks}
         self.dead |= found

@@ -56,10 +56,10 @@ def shared():
 def found(shared, folders, nodes):
     """The verdict, however long it takes."""
     done = threading.Event()
-    said = shared.verdict(folders, nodes, done.set)
+    said = shared.check(folders, nodes, done.set)
     if said is None:
         assert done.wait(PATIENCE_SECONDS)
-        said = shared.verdict(folders, nodes, lambda: None)
+        said = shared.check(folders, nodes, lambda: None)
     return said
 
 

@@ -50,14 +50,14 @@ def bench():
 
 def test_a_grant_is_the_place_of_its_gpu(bench):
     (name,) = bench.asked("job", {"a": 1})
-    bench.grants.granted(name, "6")
+    bench.grants.note_grant(name, "6")
     assert bench.held("job") == {"a": (2,)}
     assert bench.freed() == []
 
 
 def test_the_same_gpu_again_changes_nothing(bench):
     (name,) = bench.adopted("job", {"a": (2,)})
-    bench.grants.granted(name, "6")
+    bench.grants.note_grant(name, "6")
     assert bench.held("job") == {"a": (2,)}
     assert len(bench.orders) == 1
 
@@ -65,9 +65,9 @@ def test_the_same_gpu_again_changes_nothing(bench):
 def test_places_of_one_job_are_exchanged_and_those_of_another_are_not(bench):
     one, two = bench.adopted("job", {"a": (0, 1)})
     (other,) = bench.adopted("other", {"a": (2,)})
-    bench.grants.granted(one, "5")
+    bench.grants.note_grant(one, "5")
     assert bench.grants.book.claim_at("a", 1).name == one
-    bench.grants.granted(other, "4")
+    bench.grants.note_grant(other, "4")
     assert bench.held("other") == {"a": (2,)}
     assert bench.orders[-1]["do"] == "take", "one more is asked for, which cannot be the GPU of the first job"
     assert bench.grants.book.claim_at("a", 0).name == two
@@ -80,7 +80,7 @@ def test_places_of_one_job_are_exchanged_and_those_of_another_are_not(bench):
 def test_a_gpu_of_no_use_is_a_refusal_and_blocks_its_node(bench, gpu, why, is_for_ever):
     bench.adopted("other", {"a": (0,)})
     (name,) = bench.asked("job", {"a": 1})
-    bench.grants.granted(name, gpu)
+    bench.grants.note_grant(name, gpu)
     assert why in bench.grants.refusal("job")
     assert bench.freed() == [name]
     assert bench.nodes.get("a").offered(1).node.num_gpus == 1
@@ -91,30 +91,30 @@ def test_a_gpu_of_no_use_is_a_refusal_and_blocks_its_node(bench, gpu, why, is_fo
 
 def test_a_grant_elsewhere_keeps_a_blocked_node_blocked(bench):
     (name,) = bench.asked("job", {"a": 1})
-    bench.grants.failed(name, "no idea")
+    bench.grants.note_failure(name, "no idea")
     (later,) = bench.asked("other", {"a": 1})
-    bench.grants.granted(later, "4")
+    bench.grants.note_grant(later, "4")
     assert any("(no idea)" in text for text in bench.nodes.warnings())
     assert bench.nodes.get("a").offered(1).node.num_gpus == 1
 
 
 def test_grants_that_do_not_match_are_kept_until_the_right_one_has_come(bench):
     (first,) = bench.adopted("job", {"a": (2,)})
-    bench.grants.granted(first, "4")
+    bench.grants.note_grant(first, "4")
     (second,) = bench.orders[-1]["claims"]
-    bench.grants.granted(second, "5")
+    bench.grants.note_grant(second, "5")
     (third,) = bench.orders[-1]["claims"]
     assert bench.freed() == [], "Ray would give the same ones again"
-    bench.grants.granted(third, "6")
+    bench.grants.note_grant(third, "6")
     assert bench.freed() == [first, second]
     assert bench.held("job") == {"a": (2,)}
 
 
 def test_where_the_right_one_never_comes_the_last_stands_for_it(bench):
     (first,) = bench.adopted("job", {"a": (2,)})
-    bench.grants.granted(first, "4")
+    bench.grants.note_grant(first, "4")
     (second,) = bench.orders[-1]["claims"]
-    bench.grants.waits(second)
+    bench.grants.note_wait(second)
     assert bench.freed() == [second]
     assert bench.grants.book.claim_at("a", 2).name == first
     assert "uses GPU 6 of node 'a', which Ray has lent to somebody else" in bench.nodes.warnings()[0]
@@ -122,17 +122,17 @@ def test_where_the_right_one_never_comes_the_last_stands_for_it(bench):
 
 def test_a_new_driver_forgets_what_did_not_match(bench):
     (first,) = bench.adopted("job", {"a": (2,)})
-    bench.grants.granted(first, "4")
+    bench.grants.note_grant(first, "4")
     (second,) = bench.orders[-1]["claims"]
     assert bench.grants.for_new_driver() == {second: "a"}
-    bench.grants.granted(second, "6")
+    bench.grants.note_grant(second, "6")
     assert bench.freed() == [], "the new driver has removed it"
 
 
 def limited(bench):
     """Other Ray jobs hold all of node a: the claim that stays in Ray's queue."""
     (name,) = bench.asked("job", {"a": 1})
-    bench.grants.waits(name)
+    bench.grants.note_wait(name)
     assert "1 on a missing" in bench.grants.refusal("job")
     bench.grants.ask("job", {})
     assert bench.nodes.get("a").offered(0).node.num_gpus == 0
@@ -143,7 +143,7 @@ def test_one_claim_stays_in_rays_queue_at_a_node_that_others_hold(bench):
     name = limited(bench)
     assert bench.freed() == []
     assert bench.grants.for_new_driver() == {name: "a"}
-    bench.grants.granted(name, "4")
+    bench.grants.note_grant(name, "4")
     assert bench.freed() == [name]
     assert bench.nodes.get("a").offered(0).node.num_gpus == 4
     assert bench.held("job") == {}
@@ -171,9 +171,9 @@ def test_claims_go_with_their_node(bench):
     assert bench.grants.for_new_driver() == {other: "b"}
 
 
-@pytest.mark.parametrize("tell", ["granted", "waits", "failed"])
+@pytest.mark.parametrize("tell", ["note_grant", "note_wait", "note_failure"])
 def test_what_is_told_of_a_claim_that_was_given_back_does_not_matter(bench, tell):
-    given = {"granted": ("4",), "waits": (), "failed": ("no idea",)}[tell]
+    given = {"note_grant": ("4",), "note_wait": (), "note_failure": ("no idea",)}[tell]
     getattr(bench.grants, tell)("p:none", *given)
     assert bench.orders == []
     assert bench.nodes.warnings() == []

@@ -140,7 +140,7 @@ def test_what_cannot_change_is_refused_at_once_with_its_reason(live):
 
 def test_a_replica_of_a_job_that_cannot_change_ends_as_ever(live):
     beat(live, 1, 0, step=-1, refusal="a framework owns the loop")
-    assert not live.ended(RunningReplica(1, "1", -9))
+    assert not live.replica_ended(RunningReplica(1, "1", -9))
     assert asked(live, "dismiss") == []
 
 
@@ -165,7 +165,7 @@ def test_joiners_of_a_job_that_is_through_are_not_needed(live):
 
 def test_after_one_replica_ended_well_nothing_changes_any_more(live):
     beat(live, 1, 0)
-    assert not live.ended(RunningReplica(1, "1", 0))
+    assert not live.replica_ended(RunningReplica(1, "1", 0))
     live.resize(Order(2, ("0", "1", "2")))
     assert "plan/2" not in live.store.keys
     assert asked(live, "end_for_restart") == []
@@ -320,7 +320,7 @@ def test_survivors_wait_for_a_service_that_is_away_for_a_while(clock, hang_secon
     live = alive(hang_seconds)
     for rank in (0, 1):
         beat(live, 1, rank)
-    assert live.ended(RunningReplica(1, "1", -9))
+    assert live.replica_ended(RunningReplica(1, "1", -9))
     until(live, clock, waits - 0.5, 0)
     assert asked(live, "end_for_restart") == []
     until(live, clock, waits, 0)
@@ -331,7 +331,7 @@ def test_an_order_that_comes_late_after_a_loss_is_followed(clock):
     live = alive(30.0)
     for rank in (0, 1):
         beat(live, 1, rank)
-    live.ended(RunningReplica(1, "1", -9))
+    live.replica_ended(RunningReplica(1, "1", -9))
     until(live, clock, 24.0, 0)
     live.resize(Order(2, ("0",)))
     assert live.store.keys["committed"] == "2"
@@ -394,7 +394,7 @@ def leave(live, number):
     """Have one that was to hand over end with 0."""
     member = next(member for member in live.generation.members if member.number == number)
     member.code = 0
-    return live.ended(member)
+    return live.replica_ended(member)
 
 
 def test_one_that_leaves_without_handing_over_makes_no_job_done(live, clock):

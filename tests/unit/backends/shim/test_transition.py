@@ -311,9 +311,9 @@ def test_who_has_left_is_not_the_first_left():
 def test_who_dies_while_the_job_ends_is_told_to_those_that_may_save():
     machine = running(0, 1, 2)
     machine.end_job()
-    assert keys(machine.died_at_the_end([0])) == {"lost/1": "[0]"}
-    assert keys(machine.died_at_the_end([1, 7])) == {"lost/1": "[0, 1]"}
-    assert machine.died_at_the_end([7]) == []
+    assert keys(machine.report_deaths([0])) == {"lost/1": "[0]"}
+    assert keys(machine.report_deaths([1, 7])) == {"lost/1": "[0, 1]"}
+    assert machine.report_deaths([7]) == []
     assert machine.phase == "over"
 
 

@@ -41,13 +41,13 @@ class Driver:
         self.groups = PlacementGroups(self._connection, order, clock)
         self._hosts = HostActors(self._connection, order, clock)
         self._autoscaling = Autoscaling(
-            self._connection, order, self._hosts, lambda: self.groups.claims.values(), self.look, clock
+            self._connection, order, self._hosts, lambda: self.groups.claims.values(), self.find_nodes, clock
         )
         self._told: tuple[list[dict[str, Any]], dict[str, str]] | None = None
 
     def run(self) -> None:
         """Handle events until the process ends."""
-        self.begin()
+        self.recover()
         next_look = self._clock() + _LOOK_SECONDS
         while True:
             polls = not self._order.needs_gpu_numbers and bool(self.groups.pending())
@@ -56,23 +56,23 @@ class Driver:
                 handle, given = self.events.get(timeout=max(0.0, until - self._clock()))
                 handle(*given)
             except queue.Empty:
-                self.groups.see(self.groups.pending())
+                self.groups.check(self.groups.pending())
             if self._clock() >= next_look:
                 self.look_around()
                 next_look = self._clock() + _LOOK_SECONDS
 
-    def begin(self) -> None:
+    def recover(self) -> None:
         """Find the nodes, and adopt the placement groups of an earlier driver."""
-        self.look()
+        self.find_nodes()
         self.groups.recover()
 
     def look_around(self) -> None:
         """Do what is due once a second: look for nodes, and ask for the state of claims."""
-        self.look()
+        self.find_nodes()
         self.groups.make_missing()
-        self.groups.see(self.groups.not_granted())
+        self.groups.check(self.groups.not_granted())
 
-    def look(self) -> None:
+    def find_nodes(self) -> None:
         """Find the nodes, and report a change to the service, or that the connection works."""
         rows = self._connection.ray.nodes()
         every = {node.ray_id: node for node in lending_nodes(rows, self._order.slots, self._order.with_gpus)}

@@ -88,7 +88,7 @@ class PlacementGroups:
         """Claims that Ray has not granted, whether that was reported or not."""
         return [name for name, known in self._groups.items() if not known.is_granted]
 
-    def see(self, names: Collection[str]) -> None:
+    def check(self, names: Collection[str]) -> None:
         """Ask Ray which of these groups it has created, and report those that have waited for too long."""
         late = {name for name in names if self._is_late(self._groups[name])}
         # Where it matters which GPU it is, a task in the group reports that the group is there.

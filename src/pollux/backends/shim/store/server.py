@@ -159,13 +159,13 @@ class _Watcher:
         self.is_over = False
         peers.watch(control, self._hear)
 
-    def look(self) -> float | None:
+    def send_changes(self) -> float | None:
         """Tell what is new among the watched keys that are due; in how many seconds some are due again."""
         now = time.monotonic()
         for name, watch in [*self._watches.items()]:
             if watch.at <= now:
                 watch.at = now + watch.seconds
-                self._look_for(watch)
+                self._send_changes_of(watch)
                 if not watch.keys:
                     del self._watches[name]
         return min((max(0.0, watch.at - now) for watch in self._watches.values()), default=None)
@@ -189,7 +189,7 @@ class _Watcher:
             if message["keys"]:
                 self._watches[message["name"]] = _Watch(message["keys"], message["seconds"], message["repeat"])
 
-    def _look_for(self, watch: _Watch) -> None:
+    def _send_changes_of(self, watch: _Watch) -> None:
         for key in [*watch.keys]:
             value = self._values.get(_below(key))
             if value is None or watch.last.get(key) == value:
@@ -210,4 +210,4 @@ def _below(key: str) -> bytes:
 def _serve(peers: StorePeers, control: socket.socket | None) -> None:
     watcher = None if control is None else _Watcher(peers, control)
     while watcher is None or not watcher.is_over:
-        peers.turn(None if watcher is None else watcher.look())
+        peers.turn(None if watcher is None else watcher.send_changes())

@@ -162,7 +162,7 @@ def make(ray):
         order = DriverOrder(SECRET, "pollux:s:", slots=slots, with_gpus=with_gpus, claims=claims or {}, desired=desired)
         told = Told()
         driver = Driver(ray, order, told, lambda: ray.now)
-        driver.begin()
+        driver.recover()
         return driver, told
 
     return made

@@ -12,9 +12,9 @@ def spare(ray, driver):
     ray.settle(driver)
     for actor in ray.actors:
         ray.ask_anew(actor)
-    driver.look()
+    driver.find_nodes()
     ray.now += 15.0
-    driver.look()
+    driver.find_nodes()
 
 
 def test_hosts_beyond_the_wish_are_ended_so_that_ray_may_end_their_nodes(ray, make):
@@ -23,10 +23,10 @@ def test_hosts_beyond_the_wish_are_ended_so_that_ray_may_end_their_nodes(ray, ma
     ray.report(ray.actors[0])
     ray.settle(driver)
     assert ray.killed == [ray.actors[0]]
-    driver.look()
+    driver.find_nodes()
     assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-bbbbbb"], "the one with a claim stays"
     driver.obey(DESIRE | {"nodes": 2})
-    driver.look()
+    driver.find_nodes()
     assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-aaaaaa", "host-bbbbbb"]
     assert ray.actors[-1].given[0] == "host-aaaaaa", "who is needed again gets another host"
 
@@ -40,7 +40,7 @@ def test_while_a_job_waits_every_node_is_needed(ray, make):
     assert told.of("nodes")[-1]["nodes"] == []
     # Which of them suits it, and which is broken, is not known here.
     driver.obey(DESIRE | {"nodes": 1, "awaited": True})
-    driver.look()
+    driver.find_nodes()
     assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-aaaaaa", "host-bbbbbb"]
 
 
@@ -52,9 +52,9 @@ def test_of_nodes_that_nobody_uses_the_large_ones_that_are_up_stay(ray, make):
     ray.settle(driver)
     for actor in ray.actors[:2]:
         ray.ask_anew(actor)
-    driver.look()
+    driver.find_nodes()
     ray.now += 15.0
-    driver.look()
+    driver.find_nodes()
     ray.report(ray.actors[0], places=1)
     ray.settle(driver)
     assert ray.killed == [ray.actors[0]], "the host of the largest one is not up as yet"
@@ -68,10 +68,10 @@ def test_a_host_that_is_needed_after_all_stays(ray, make, why):
         driver.obey({"do": "take", "claims": {"pollux:s:job:0": "host-bbbbbb"}})
     elif why == "it is wished for again":
         driver.obey(DESIRE | {"nodes": 2})
-        driver.look()
+        driver.find_nodes()
     ray.report(ray.actors[1], works=why == "it works")
     ray.settle(driver)
-    driver.look()
+    driver.find_nodes()
     assert ray.killed == []
     assert len(told.of("nodes")) == 1, "no node came or went"
 
@@ -88,9 +88,9 @@ def test_a_wish_of_before_is_repeated_and_made_anew_when_nodes_turn_out_larger(r
     driver, _ = make(desired=2)
     assert ray.wishes == [[{"GPU": 1}] * 2]
     ray.rows = [ray.row("a", 8)]
-    driver.look()
+    driver.find_nodes()
     ray.rows = []
-    driver.look()
+    driver.find_nodes()
     assert ray.wishes[1:] == [[{"GPU": 8}] * 2]
 
 

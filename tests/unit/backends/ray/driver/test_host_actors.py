@@ -26,7 +26,7 @@ def test_a_host_that_ends_is_told_and_started_again(ray, make):
     ray.settle(driver)
     assert told.of("gone") == [{"node": "host-aaaaaa", "why": "the host of node 'host-aaaaaa' ended (the actor died)"}]
     ray.now += 16.0
-    driver.look()
+    driver.find_nodes()
     assert len(ray.actors) == 3
 
 
@@ -59,15 +59,15 @@ def test_a_node_whose_actor_never_gets_up_is_told_and_tried_again(ray, make):
     ray.report(ray.actors[1])
     ray.settle(driver)
     ray.now += 151.0
-    driver.look()
+    driver.find_nodes()
     assert ray.killed == [ray.actors[0]]
     (gone,) = told.of("gone")
     assert gone["node"] == "host-aaaaaa"
     assert "not up after 150 s" in gone["why"]
     ray.now += 16.0
-    driver.look()
+    driver.find_nodes()
     assert len(ray.actors) == 3
-    driver.look()
+    driver.find_nodes()
     assert len(told.of("gone")) == 1
 
 
@@ -88,7 +88,7 @@ def test_an_idle_host_of_other_options_is_ended_and_started_anew(ray, make, othe
     assert told.of("host") == []
     assert "other options" in told.of("gone")[0]["why"]
     ray.now += 16.0
-    driver.look()
+    driver.find_nodes()
     assert ray.actors[2].named["places"] == 4
     ray.report(ray.actors[2])
     ray.settle(driver)
@@ -117,14 +117,14 @@ def test_a_host_of_other_options_that_works_stays_until_it_is_idle(ray, make):
     assert "other options" in said["odd"]
     assert "places=2" in said["odd"]
     ray.ask_anew(ray.actors[0])
-    driver.look()
+    driver.find_nodes()
     ray.settle(driver)
     assert not ray.actors[0].refs["report"].done.done(), "not asked again at once"
     for works, killed in ((True, []), (False, [ray.actors[0]])):
         ray.ask_anew(ray.actors[0])
         ray.report(ray.actors[0], works=works, places=2)
         ray.now += 2.1
-        driver.look()
+        driver.find_nodes()
         ray.settle(driver)
         assert ray.killed == killed
     ray.actors[0].refs["watch"].done.set_exception(RuntimeError("killed"))

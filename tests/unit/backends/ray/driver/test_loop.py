@@ -11,7 +11,7 @@ from pollux.testing.waiting import PATIENCE_SECONDS
 
 def test_nothing_new_is_told_as_well(ray, make):
     driver, told = make()
-    driver.look()
+    driver.find_nodes()
     assert len(told.of("nodes")) == 1
     assert told.of("well") == [{}]
     assert len(ray.actors) == 2
@@ -20,7 +20,7 @@ def test_nothing_new_is_told_as_well(ray, make):
 def test_nodes_that_come_and_go_are_told(ray, make):
     driver, told = make()
     ray.rows = [ray.row("b"), ray.row("c")]
-    driver.look()
+    driver.find_nodes()
     assert [node["name"] for node in told.of("nodes")[1]["nodes"]] == ["host-bbbbbb", "host-cccccc"]
     assert ray.actors[-1].given[0] == "host-cccccc"
     ray.report(ray.actors[0])
@@ -82,15 +82,15 @@ def test_nodes_that_ray_drains_are_told_with_when_it_ends_them(ray, make):
     driver, told = make()
     assert told.of("nodes")[-1]["leaving"] == {}
     ray.draining = {"a" * 56: 0, "c" * 56: 0}
-    driver.look()
+    driver.find_nodes()
     assert told.of("nodes")[-1]["leaving"] == {"host-aaaaaa": "Ray drains it"}
     assert len(told.of("nodes")[-1]["nodes"]) == 2, "it is there as long as Ray has it"
     ray.draining = {"b" * 56: 1_700_000_000_000}
-    driver.look()
+    driver.find_nodes()
     (why,) = told.of("nodes")[-1]["leaving"].values()
     assert re.fullmatch(r"Ray drains it, and ends it at \d\d:\d\d:\d\d", why)
     before = len(told.of("nodes"))
-    driver.look()
+    driver.find_nodes()
     assert len(told.of("nodes")) == before, "nothing new"
 
 

@@ -21,10 +21,10 @@ def test_cpu_slots_need_no_process_to_be_found(ray, make):
     driver, told = make(slots=2)
     driver.obey({"do": "take", "claims": {"pollux:s:j:1": "host-aaaaaa"}})
     assert (ray.probes, ray.groups["pollux:s:j:1"].bundles) == ([], [{"CPU": 1}])
-    driver.groups.see(driver.groups.pending())
+    driver.groups.check(driver.groups.pending())
     assert told.of("granted") == []
     ray.groups["pollux:s:j:1"].state = "CREATED"
-    driver.groups.see(driver.groups.pending())
+    driver.groups.check(driver.groups.pending())
     assert told.of("granted") == [{"claim": "pollux:s:j:1", "gpu": None}]
     assert driver.groups.pending() == []
 
@@ -34,13 +34,13 @@ def test_many_claims_are_asked_after_at_once(ray, make, count, calls):
     driver, told = make(slots=64)
     driver.obey({"do": "take", "claims": {f"pollux:s:j:{number}": "host-aaaaaa" for number in range(count)}})
     ray.tables = 0
-    driver.groups.see(driver.groups.pending())
+    driver.groups.check(driver.groups.pending())
     assert (ray.tables, told.of("granted")) == (calls, [])
     ray.groups["pollux:s:j:1"].state = "CREATED"
-    driver.groups.see(driver.groups.pending())
+    driver.groups.check(driver.groups.pending())
     assert told.of("granted") == [{"claim": "pollux:s:j:1", "gpu": None}]
     ray.tables = 0
-    driver.groups.see([])
+    driver.groups.check([])
     assert ray.tables == 0
 
 
@@ -48,15 +48,15 @@ def test_many_claims_are_asked_after_at_once(ray, make, count, calls):
 def test_a_claim_that_is_not_met_in_time_is_told_once(ray, make, with_gpus):
     driver, told = make(with_gpus=with_gpus)
     driver.obey({"do": "take", "claims": {"pollux:s:j:1": "host-aaaaaa"}})
-    driver.groups.see(driver.groups.pending())
+    driver.groups.check(driver.groups.pending())
     assert told.of("waits") == []
     ray.now += 6.0
-    driver.groups.see(driver.groups.pending())
-    driver.groups.see(driver.groups.pending())
+    driver.groups.check(driver.groups.pending())
+    driver.groups.check(driver.groups.pending())
     assert told.of("waits") == [{"claim": "pollux:s:j:1"}]
     driver.obey({"do": "retry", "names": ["pollux:s:j:1", "unknown"]})
     ray.now += 6.0
-    driver.groups.see(driver.groups.pending())
+    driver.groups.check(driver.groups.pending())
     assert len(told.of("waits")) == 2
 
 
@@ -65,7 +65,7 @@ def test_a_group_that_is_there_is_not_late_however_slow_its_answer(ray, make):
     driver.obey({"do": "take", "claims": {"pollux:s:j:1": "host-aaaaaa"}})
     ray.groups["pollux:s:j:1"].state = "CREATED"
     ray.now += 6.0
-    driver.groups.see(driver.groups.pending())
+    driver.groups.check(driver.groups.pending())
     assert told.of("waits") == []
 
 
@@ -110,6 +110,6 @@ def test_a_claim_finds_a_node_that_came_late(ray, make):
     driver, _ = make(claims={"pollux:s:j:1": "host-cccccc"})
     assert ray.groups == {}
     ray.rows.append(ray.row("c"))
-    driver.look()
+    driver.find_nodes()
     driver.groups.make_missing()
     assert ray.groups["pollux:s:j:1"].selector == "c" * 56
