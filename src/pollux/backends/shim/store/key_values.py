@@ -10,7 +10,7 @@ from pollux.wire.live.store_channel import MAX_KEY_BYTES
 __all__ = ["KeyValues", "StoreRefusal", "Waiter"]
 
 MAX_VALUE_BYTES = 16 << 20
-"""The largest value that is kept; those that Pollux itself reads are far smaller."""
+"""The largest value that the store takes; values that Pollux itself reads are far smaller."""
 
 _MAX_KEYS = 1_000_000
 _MAX_BYTES = 1 << 30
@@ -18,19 +18,19 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class StoreRefusal(ValueError):
-    """What was asked of the store is not done; the text says why."""
+    """The store refuses a request; the text says why."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """Somebody who is told once all of these keys are there; `missing` are those that are not yet."""
+    """A request that waits for keys: `tell` is called once none is `missing`."""
 
     missing: set[bytes]
     tell: Callable[[], None]
 
 
 class KeyValues:
-    """Keys with their values, within bounds."""
+    """Keys with their values, limited in number and size."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
@@ -41,15 +41,15 @@ class KeyValues:
         return len(self._values)
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key; None where it is not there."""
+        """The value of a key; None for a key that has not been written."""
         return self._values.get(key)
 
     def has(self, keys: Sequence[bytes]) -> bool:
-        """Whether all of these are there."""
+        """Whether all of these keys have been written."""
         return all(key in self._values for key in keys)
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Write a key, and tell those that wait for it."""
+        """Write a key, and answer requests that wait for it."""
         before = self._values.get(key)
         size = self._bytes + len(value) - (len(before) if before is not None else -len(key))
         if len(key) > MAX_KEY_BYTES:
@@ -66,7 +66,7 @@ class KeyValues:
                 waiter.tell()
 
     def add(self, key: bytes, amount: int) -> int:
-        """Count a key up, from 0 where it is not there; the new number."""
+        """Add to the number of a key, from 0 for a new key; the new number."""
         try:
             total = int(self._values.get(key, b"0")[:32]) + amount
         except ValueError:
@@ -77,9 +77,9 @@ class KeyValues:
         return total
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Write a key that has the expected value, or is not there where that is empty; the value that holds now.
+        """Write a key if it has the expected value, or is new and that is empty; the value of the key then.
 
-        For a key that is not there although a value was expected, that is the expected one, as in PyTorch's stores.
+        For a new key although a value was expected, this returns the expected value, as PyTorch's stores do.
         """
         before = self._values.get(key)
         if before is None and expected:
@@ -90,25 +90,25 @@ class KeyValues:
         return before
 
     def delete(self, key: bytes) -> bool:
-        """Forget a key; whether it was there."""
+        """Delete a key; whether it existed."""
         value = self._values.pop(key, None)
         if value is not None:
             self._bytes -= len(key) + len(value)
         return value is not None
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Write on at the end of a value."""
+        """Append to the value of a key."""
         self.set(key, self._values.get(key, b"") + value)
 
     def wait(self, keys: Sequence[bytes], tell: Callable[[], None]) -> Waiter | None:
-        """Tell once, when all of them are there; None where they are now, and nothing is told."""
+        """Call `tell` once all of these keys have been written; None, without a call, if they have been already."""
         waiter = Waiter({key for key in keys if key not in self._values}, tell)
         for key in waiter.missing:
             self._waiters.setdefault(key, []).append(waiter)
         return waiter if waiter.missing else None
 
     def forget(self, waiter: Waiter) -> None:
-        """It waits no longer."""
+        """Cancel a waiting request."""
         for key in waiter.missing:
             others = [each for each in self._waiters.get(key, ()) if each is not waiter]
             if others:

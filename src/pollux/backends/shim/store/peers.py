@@ -1,8 +1,8 @@
-"""The connections of a job's store: who may speak, what is asked and answered. One thread, and only what it is given.
+"""The connections of a job's store: authenticates them, and answers their questions, in one thread.
 
-A replica proves that it knows the job's secret, and is answered by guarded frames (`pollux.wire.live.store_channel`).
-PyTorch's own client, by which scripts make their groups themselves, can prove nothing: it is answered where the kernel
-says that its socket is of this very user, on this machine. Whoever is neither is told nothing and disconnected.
+A replica proves that it knows the job's secret, and gets authenticated frames (`pollux.wire.live.store_channel`).
+PyTorch's own client, by which scripts make their groups themselves, can prove nothing: it gets answers if the kernel
+says that its socket belongs to this user on this machine. Any other connection is closed without an answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_UNREAD_BYTES = 256 << 20
 _STRANGER_SECONDS = 5.0
 _ACCEPTS_A_TURN = 16
 _FULL_SECONDS = 0.05
-# The system takes no longer waits than a month.
+# The system call takes no timeout longer than a month.
 _LONGEST_SECONDS = 3600.0
 _REMEDY = (
     "it uses PyTorch's own store, which proves nothing, from another machine or user: put `from pollux.agent import "
@@ -42,7 +42,7 @@ _REMEDY = (
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """One connection. `until`: it has proved itself by then, or is closed. `late_at`: it waits for keys no longer."""
+    """One connection. `until`: when it is closed unless it has proved itself; `late_at`: when its wait ends."""
 
     line: socket.socket
     where: tuple[str, int]
@@ -64,7 +64,7 @@ class _Peer:
 
 
 class StorePeers:
-    """The loop of a store. `values` are what it holds; who runs the loop may watch other sockets by it."""
+    """The loop of a store with its `values`; its caller may have it watch other sockets, too."""
 
     def __init__(self, listener: socket.socket, secret: bytes, refusals: RefusalLog | None = None) -> None:
         listener.setblocking(False)
@@ -75,22 +75,22 @@ class StorePeers:
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._peers: dict[socket.socket, _Peer] = {}
-        # In the order in which they came.
+        # Connections that have proved nothing yet, the oldest first.
         self._strangers: collections.OrderedDict[_Peer, None] = collections.OrderedDict()
         self._waiting: set[_Peer] = set()
         self._accept_at: float | None = None
         self._others: dict[socket.socket, Callable[[], None]] = {}
 
     def watch(self, other: socket.socket, hear: Callable[[], None]) -> None:
-        """Call that whenever there is something to read."""
+        """Call the function whenever the socket can be read."""
         self._others[other] = hear
         self._selector.register(other, selectors.EVENT_READ)
 
     def turn(self, seconds: float | None) -> None:
-        """Wait for so long at most (None: for as long as it takes), and serve whoever has something to say."""
+        """Wait for at most this time (None: without end), and serve all connections that are ready."""
         events = self._selector.select(self._patience(seconds))
         ready = [(self._peers.get(key.fileobj), key.fileobj, mask) for key, mask in events]  # type: ignore[call-overload]
-        # Those that belong here come first, whatever others do.
+        # Members come first, however many strangers are ready.
         for peer, source, mask in sorted(ready, key=lambda each: not (each[0] is None or each[0].is_member)):
             if peer is not None:
                 self._attend(peer, mask)
@@ -109,7 +109,7 @@ class StorePeers:
         return min([*left, _LONGEST_SECONDS, *([] if seconds is None else [seconds])])
 
     def _look(self, now: float) -> None:
-        """Act on what is due."""
+        """Do what is due."""
         for peer in [each for each in self._waiting if each.late_at is not None and each.late_at <= now]:
             self._stop_waiting(peer)
             self._reply(peer, StoreOperation.LATE, ())
@@ -129,7 +129,7 @@ class StorePeers:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                # No more files: the oldest that has proved nothing makes room.
+                # This process has no more files: close the oldest connection that has proved nothing.
                 self._make_room()
                 self._selector.unregister(self._listener)
                 self._accept_at = time.monotonic() + _FULL_SECONDS
@@ -145,7 +145,7 @@ class StorePeers:
             self._selector.register(line, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
-        """Who belongs here proves it within milliseconds, so that the oldest of the others does not."""
+        """Refuse the oldest connection that has proved nothing: replicas prove themselves within milliseconds."""
         if self._strangers:
             self._refuse(next(iter(self._strangers)), "crowd", "too many connections have not proved themselves")
 
@@ -204,7 +204,7 @@ class StorePeers:
         if self._selector.get_key(peer.line).events != events:
             self._selector.modify(peer.line, events)
 
-    # Those who have proved nothing
+    # Connections that have proved nothing yet
 
     def _hear_stranger(self, peer: _Peer, piece: bytes) -> None:
         # What it is shows in its first bytes, so that more is never kept than one read brings.
@@ -218,7 +218,7 @@ class StorePeers:
             raise BrokenFrame("what no replica says first")
 
     def _greet(self, peer: _Peer) -> None:
-        """Hear its bytes, prove that this is the job's store, hear its proof."""
+        """Read a replica's nonce, prove that this is the job's store, and check the replica's proof."""
         begin = len(store_channel.GREETING)
         end = begin + store_channel.NONCE_BYTES
         if not peer.asked and len(peer.rest) >= end:
@@ -251,7 +251,7 @@ class StorePeers:
         peer.rest.clear()
         peer.hear = hear
 
-    # Those who belong here
+    # Members
 
     def _hear_replica(self, peer: _Peer, piece: bytes) -> None:
         assert peer.reader is not None
@@ -282,7 +282,7 @@ class StorePeers:
                 self._send(peer, plain_protocol.CANCEL)
 
     def _answer(self, peer: _Peer, operation: StoreOperation, parts: list[bytes], seconds: float | None) -> None:
-        """Do what was asked; whoever asks for keys that are not there waits for them, so long at most."""
+        """Carry out a question; one about keys that are not there waits for them, for at most this time."""
         waits = operation in (StoreOperation.GET, StoreOperation.MULTI_GET, StoreOperation.WAIT)
         try:
             if waits and not self.values.has(parts):
@@ -338,12 +338,12 @@ class StorePeers:
         try:
             self._send(peer, peer.writer.frame(store_channel.pack(done, parts)))
         except BrokenFrame as error:
-            # Here, since what it waited for may just have come from another one.
+            # Refused here, since the caller may be another connection, which wrote the awaited key.
             self._refuse(peer, "answer", f"it asked for too much at once: {error}")
 
 
 def _seconds(parts: list[bytes]) -> float:
-    """How long a question waits, which is its first part and leaves it."""
+    """Take the first part of a question, which is how long it waits; in seconds."""
     try:
         return min(max(int(parts.pop(0)), 0), 10**12) / 1000.0
     except (ValueError, IndexError):

@@ -1,6 +1,6 @@
-"""What a `torch.distributed.TCPStore` says to its server, and how it is answered: byte for byte, without a proof.
+"""The protocol of PyTorch's own `TCPStore`, which has no authentication: reads its questions and makes the answers.
 
-Scripts that make their process groups themselves meet by it. Who may do so is decided in `peers`.
+Scripts that make their process groups themselves use it. `peers` decides who may do so.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pollux.wire.live.store_channel import MAX_FRAME_BYTES, MAX_PARTS, BrokenFra
 __all__ = ["CANCEL", "OPENING", "PING", "PlainQuestion", "answer_of", "read_question"]
 
 OPENING = b"\0" + struct.pack("=I", 0x3C85F7CE)
-"""The first bytes of such a connection."""
+"""The first bytes of a connection with this protocol."""
 
 CANCEL = b"\x01"
-"""The answer to a client that waits no longer."""
+"""The answer to a client that cancels its wait."""
 
 PING = -1
 _CANCEL_NUMBER, _PING_NUMBER = 12, 13
 _SIZE, _INTEGER, _PING = struct.Struct("=Q"), struct.Struct("=q"), struct.Struct("=I")
-# Strings of each question; None: a count, and then so many of them.
+# The number of strings in each question; None: the question itself has a count first.
 _STRINGS = {1: 2, 2: 3, 3: 1, 4: 1, 5: None, 6: None, 7: 0, 8: 1, 9: 2, 10: None, 11: None, 12: 0, 13: 0}
 _OPERATIONS = {
     1: StoreOperation.SET,
@@ -39,13 +39,13 @@ _OPERATIONS = {
 }
 _SILENT = frozenset({StoreOperation.SET, StoreOperation.APPEND, StoreOperation.MULTI_SET})
 _VECTORS = frozenset({StoreOperation.GET, StoreOperation.COMPARE_SET, StoreOperation.MULTI_GET})
-# Operations whose strings are keys and values in turn; in all others but these each string is a key.
+# Operations whose strings are keys and values in turn; in most others each string is a key.
 _IN_TURN = frozenset({StoreOperation.SET, StoreOperation.APPEND, StoreOperation.MULTI_SET})
 
 
 @dataclass(frozen=True, slots=True)
 class PlainQuestion:
-    """A question: what it asks (None: to wait no longer, or `ping`), its parts, and how many bytes it took."""
+    """A question: its operation (None: cancel the wait, or answer the `ping`), its parts, and its size in bytes."""
 
     operation: StoreOperation | None
     parts: list[bytes]
@@ -54,7 +54,7 @@ class PlainQuestion:
 
 
 def read_question(rest: bytes | bytearray) -> PlainQuestion | None:
-    """The first question in these bytes; None until it is whole, `BrokenFrame` where it is none."""
+    """The first question in these bytes; None until it is whole, `BrokenFrame` for what is no question."""
     if not rest:
         return None
     number = rest[0]
@@ -92,7 +92,7 @@ def read_question(rest: bytes | bytearray) -> PlainQuestion | None:
 
 
 def _own_keys(operation: StoreOperation, parts: list[bytes]) -> list[bytes]:
-    """The parts with their keys as everybody else has them: such a client puts a stroke before each."""
+    """The parts with keys as other clients write them: PyTorch's client puts a slash before each key."""
     if operation in (StoreOperation.ADD, StoreOperation.COMPARE_SET):
         return [parts[0].removeprefix(b"/"), *parts[1:]]
     step = 2 if operation in _IN_TURN else 1
@@ -100,7 +100,7 @@ def _own_keys(operation: StoreOperation, parts: list[bytes]) -> list[bytes]:
 
 
 def answer_of(operation: StoreOperation, parts: Sequence[bytes]) -> bytes:
-    """The answer as such a client reads it; empty where it reads none."""
+    """The answer in this protocol; empty where the client reads none."""
     if operation in _SILENT:
         return b""
     if operation in _VECTORS:

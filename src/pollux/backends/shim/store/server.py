@@ -1,7 +1,7 @@
 """The process that hosts the key-value store where replicas meet, so that no replica has to; and the shim's line to it.
 
-The store of a live job serves all its generations: the shim has the host set keys and look for others. Who may speak to
-the host is in `peers`; it needs no PyTorch.
+The store of a live job serves all its generations: the shim has the host write keys and watch others. `peers` decides
+who may use the store. The host needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _BACKLOG = 1024
 
 
 def is_possible() -> bool:
-    """Whether PyTorch, by which replicas would meet there, is installed."""
+    """Whether PyTorch is installed, which replicas need to meet in a store."""
     return importlib.util.find_spec("torch") is not None
 
 
 class ListeningStore:
-    """A socket that takes connections from now on; they are answered once a host is forked.
+    """A socket that accepts connections from now on; they are answered once a host is forked.
 
-    It listens on this machine alone, or, for a `fleet`, where its nodes reach this machine. `variable` is what its
-    replicas get: where it listens, and its secret. To nodes that crosses the network, so they are told a salt, from
-    which only who knows the fleet's secret can derive it.
+    It listens on this machine alone, or for a `fleet` at the address by which nodes reach this machine. `variable` is
+    an environment variable for replicas, with the address and the secret. For a fleet it crosses the network, so it has
+    a salt instead, from which only a holder of the fleet's secret can derive the store's secret.
     """
 
     def __init__(self, fleet: FleetAccess | None = None) -> None:
@@ -61,7 +61,7 @@ class ListeningStore:
         self.variable = self.access.encode(salt)
 
     def fork_host(self, close_in_fork: Callable[[], None], control: socket.socket | None = None) -> int:
-        """Fork the host, which ends with its parent; its process. `control` is its end of the line to the shim."""
+        """Fork the host, which ends with its parent; returns its pid. `control` is its end of the line to the shim."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -74,7 +74,7 @@ class ListeningStore:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            # What it has of its parent is looked at no more, and so goes on to be shared with it.
+            # Garbage collection must not touch the parent's objects, so that their memory stays shared.
             gc.freeze()
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -85,12 +85,12 @@ class ListeningStore:
             os._exit(1)
 
     def close(self) -> None:
-        """Let go of the socket, here and not in the host."""
+        """Close the socket in this process, not in the host."""
         self._listener.close()
 
 
 class StoreHost:
-    """The host of one job's store, as its shim sees it. `pid` None: it has ended, and nothing is set or found."""
+    """The shim's side of the host of one job's store. `pid` None: the host has ended, and calls have no effect."""
 
     def __init__(self, close_in_fork: Callable[[], None], fleet: FleetAccess | None = None) -> None:
         listening = ListeningStore(fleet)
@@ -118,7 +118,7 @@ class StoreHost:
         self._send(op="set", key=key, value=text)
 
     def watch(self, name: str, keys: Iterable[str], seconds: float, repeat: bool = False) -> None:
-        """Look for keys every so often, and tell each once, or whenever its value is another; none: look no more."""
+        """Read keys at this interval, and report each once, or at each change; without keys: stop watching."""
         self._send(op="watch", name=name, keys=list(keys), seconds=seconds, repeat=repeat)
 
     def _send(self, **message: Any) -> None:
@@ -127,12 +127,12 @@ class StoreHost:
                 self.control.sendall(line_of(message))
 
     def found(self) -> list[tuple[str, str]] | None:
-        """Keys and values that were found since the last time; None once the host is gone."""
+        """The keys and values that were reported since the last call; None once the host has ended."""
         lines = self._reader.lines()
         return None if lines is None else [(key, text) for key, text in map(json.loads, lines)]
 
     def close(self) -> None:
-        """End it."""
+        """End the host."""
         self.control.close()
         if self.pid is not None:
             proc.kill_all([self.pid])
@@ -149,7 +149,7 @@ class _Watch:
 
 
 class _Watcher:
-    """The host's side of the line: sets keys, and looks at some of them while they are watched for."""
+    """The host's side of the line: writes keys, and watches others, as the shim orders."""
 
     def __init__(self, peers: StorePeers, control: socket.socket) -> None:
         self._values = peers.values
@@ -160,7 +160,7 @@ class _Watcher:
         peers.watch(control, self._hear)
 
     def send_changes(self) -> float | None:
-        """Tell what is new among the watched keys that are due; in how many seconds some are due again."""
+        """Report the changes of watched keys that are due; the seconds until some are due again."""
         now = time.monotonic()
         for name, watch in [*self._watches.items()]:
             if watch.at <= now:
