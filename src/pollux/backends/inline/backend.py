@@ -65,6 +65,10 @@ class _CopiedStream:
         for line in lines:
             self.write(line)
 
+    def close(self) -> None:
+        """Leave the stream open: it is the service's."""
+        self._stream.flush()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
