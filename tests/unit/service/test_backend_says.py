@@ -95,7 +95,7 @@ def test_a_grace_that_is_longer_than_the_notice_is_said(world, tmp_path):
 
 
 @pytest.mark.parametrize(("notice", "measured", "words"), [
-    (9.0, None, "9 s of notice, and saving needs 10 s (no checkpoint of it was measured yet)"),
+    (9.0, None, "9 s of notice, and saving needs 10 s (none of its checkpoints was measured yet)"),
     (33.0, 40.0, "33 s of notice, and saving needs 63 s (its last checkpoint took 40 s)"),
     (10.0, None, ""),
     (33.0, 20.0, ""),

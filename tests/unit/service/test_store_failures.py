@@ -78,7 +78,7 @@ def test_a_failed_snapshot_and_a_failed_fact_lose_nothing(world, store):
     assert list(world.engine.pipeline.controller.jobs) == ["a"]
     assert result_of(world.engine.status()).nodes[0].gpus == 4
     store.full = False
-    with pytest.raises(Conflict, match="'a' is there"):
+    with pytest.raises(Conflict, match="'a' is running; cancel"):
         result_of(world.engine.submit(request("a")))
     world.submit("b", max_gpus=1)
     assert [(launch.job_id, launch.generation) for launch in world.backend.launches] == [("a", 1), ("b", 1)]
@@ -204,7 +204,7 @@ def test_a_backend_that_fails_inside_holds_nobody_up(world, caplog):
     world.backend.stop = broken
     result_of(world.engine.cancel("a"))
     result_of(world.engine.submit(request("b")))
-    assert "could not be carried out" in caplog.text
+    assert "could not be executed" in caplog.text
     world.backend.stop = stop
     world.after(5.0)
     assert world.engine.job("b").state == "starting"

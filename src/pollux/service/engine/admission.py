@@ -1,4 +1,4 @@
-"""What is checked before a job is submitted: its folder and command, its store, and what its user should know."""
+"""Checks a request before submission: its folder and command, and its store; also notes for the user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHIP = "'pollux submit --ship' sends yours along"
 
 
 class Admission:
-    """Refuses requests that cannot run here. May be called from any thread; takes seconds where a store is tried."""
+    """Refuses requests that cannot run here. May be called from any thread; takes seconds if a store is tried."""
 
     def __init__(self, backend: Backend, telemetry: Telemetry, settings: ServiceSettings) -> None:
         self._backend = backend
@@ -26,7 +26,7 @@ class Admission:
         self._settings = settings
 
     def check(self, request: JobRequest) -> None:
-        """Refuse a job whose folder or command is not on this machine, or whose checkpoints would have no place."""
+        """Refuse a job whose folder or command does not exist, or whose checkpoint folder nodes cannot share."""
         faults = check_paths(request)
         if faults:
             raise self._refusal(faults[0], is_elsewhere(request))
@@ -43,13 +43,13 @@ class Admission:
         return InvalidInput(why)
 
     def check_store(self, request: JobRequest) -> None:
-        """Refuse a job whose checkpoints are to go to a store that cannot be written to; takes seconds."""
+        """Refuse a job whose checkpoint store cannot be written to; takes seconds."""
         address = store_of(request)
         if address is not None:
             require_store(address, request.env)
 
     def note_on(self, request: JobRequest) -> str:
-        """What the user should know about a job here that is no reason to refuse it; empty where there is nothing."""
+        """Notes for the user about a request that is accepted; often empty."""
         address = store_of(request)
         notes = (
             self._note_on_grace(request),

@@ -12,10 +12,10 @@ __all__ = ["desired_num_nodes", "is_job_waiting"]
 
 
 def desired_num_nodes(jobs: Iterable[JobRecord], cluster: Cluster, desired: int | None = None) -> int:
-    """How many nodes, as large as the largest now, would hold every unfinished job at its most GPUs.
+    """The number of nodes of the largest present size that would hold every unfinished job at its maximum.
 
-    Jobs that are paused, or wait for others, count for none. While no node is known, one is enough to find out how
-    large nodes are; without jobs, none is needed. `desired` is what a policy decided, where it decides that.
+    Jobs that are paused or must run after others do not count. While no node is known, the answer is one, to learn the
+    size of nodes; without jobs it is 0. `desired` is the decision of a policy that decides this itself.
     """
     if desired is not None:
         return max(desired, 0)
@@ -27,7 +27,7 @@ def desired_num_nodes(jobs: Iterable[JobRecord], cluster: Cluster, desired: int 
 
 
 def is_job_waiting(jobs: Iterable[JobRecord]) -> bool:
-    """Whether a job that wants GPUs has none."""
+    """Whether any job that could run has no GPUs."""
     return any(_wants(record) and not record.placement for record in jobs)
 
 

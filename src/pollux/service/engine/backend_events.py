@@ -1,4 +1,4 @@
-"""From what a backend reports to an event for the controller."""
+"""Turns events of a backend into events for the controller."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from pollux.controller.state.costs import LIVE_KINDS
 __all__ = ["event_of", "is_late_end"]
 
 ReportedDone = Callable[[str, int], bool]
-"""Whether a generation of a job said in its last report that it is done."""
+"""Whether the last report of a job's generation said that it is done."""
 
 
 def event_of(heard: BackendEvent, at: float, controller: Controller, reported_done: ReportedDone) -> Event | None:
-    """The event for the controller; None where the controller knows it already, or it is about an earlier state."""
+    """The event for the controller; None if the controller knows it already, or it is about an earlier generation."""
     nodes = controller.cluster.by_id
     match heard:
         case NodeUp():
@@ -56,7 +56,7 @@ def event_of(heard: BackendEvent, at: float, controller: Controller, reported_do
 
 
 def is_late_end(heard: BackendEvent, controller: Controller) -> bool:
-    """Whether replicas ended whose job is over, or is not known any more: the backend may forget it."""
+    """Whether it is the end of replicas whose job has ended or was forgotten, so that the backend may forget it."""
     return isinstance(heard, ReplicasEnded) and _active_record(heard, controller) is None
 
 
@@ -88,13 +88,13 @@ def _ended(heard: ReplicasEnded, at: float, record: JobRecord, reported_done: Re
 
 
 def _was_done(ended: ReplicasEnded, reported_done: ReportedDone) -> bool:
-    """Whether a job that was told to stop had reached its end by then, as its agent reported."""
+    """Whether a job that was told to stop had reported before that it is done."""
     succeeded = bool(ended.exits) and all(each.code == 0 for each in ended.exits)
     return ended.outcome == "stopped" and succeeded and reported_done(ended.job_id, ended.generation)
 
 
 def _pause_of(started: ReplicasStarted) -> tuple[float | None, str]:
-    """How long a live change took, where that is a possible figure: a replica may write anything."""
+    """The pause of a live resize, if the replica reported a plausible number."""
     seconds = started.pause_seconds
     if not isinstance(seconds, int | float) or started.kind not in LIVE_KINDS:
         return None, ""

@@ -1,6 +1,6 @@
-"""The thread in which the policy runs: decisions come before plans, and one answer serves all plans that it covers.
+"""The thread in which the policy runs: decisions go before plans, and one answer serves all plans that it covers.
 
-What a decision changes is in `pipeline`, what a plan says in `forecast`.
+`pipeline` applies decisions, `forecast` makes plans.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = ["STOPPING", "DecisionResult", "DecisionThread", "pass_on"]
 _log = logging.getLogger("pollux.service")
 
 STOPPING = "the service is stopping; try again when it is back ('pollux up')"
-"""The answer to requests that come too late."""
+"""The error for requests to an engine that is stopping."""
 
-# While the policy runs, threads that answer requests get the interpreter back this soon (Python's own is 5 ms).
+# While the policy runs, request threads get the interpreter after this time (Python's default is 5 ms).
 _SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionResult:
-    """What the policy answered; None when it failed."""
+    """A decision of the policy; None if it failed."""
 
     snapshot: Snapshot
     decision: Decision | None
@@ -45,7 +45,7 @@ class DecisionResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PlanRequest:
-    """A caller waits for a plan."""
+    """A caller that waits for a plan."""
 
     forecast: Forecast
     answer: Future[Plan] = field(default_factory=Future)
@@ -81,7 +81,7 @@ class DecisionThread:
             self._wake()
 
     def plan(self, forecast: Forecast) -> Future[Plan]:
-        """What the policy will make of a job, once no decision is due."""
+        """The plan of a job, made when no decision is due."""
         waiting = _PlanRequest(forecast)
         with self._changed:
             if self._stopped:
@@ -136,7 +136,7 @@ class DecisionThread:
         except Exception:
             if self._stopped:
                 return None
-            _log.exception("policy '%s' failed; everything stays as it is until the next decision", self._policy.name)
+            _log.exception("policy '%s' failed; all placements stay until the next decision", self._policy.name)
             return None
         finally:
             sys.setswitchinterval(interval)
@@ -147,7 +147,7 @@ class DecisionThread:
             self._answer(self._covered(snapshot), snapshot, decision)
 
     def _covered(self, snapshot: Snapshot) -> list[_PlanRequest]:
-        """Take the plans out that an answer to this snapshot covers: those of jobs that the snapshot shows."""
+        """Remove and return the plans that a decision on this snapshot covers: those of jobs in the snapshot."""
         shown = {job.id for job in snapshot.jobs}
         covered: list[_PlanRequest] = []
         with self._changed:
@@ -158,7 +158,7 @@ class DecisionThread:
         return covered
 
     def _next_plans(self) -> None:
-        """Answer the plan that waits longest, and all others that the newest snapshot covers."""
+        """Answer the oldest plan, and all others that its snapshot covers."""
         with self._changed:
             if not self._plans:
                 return

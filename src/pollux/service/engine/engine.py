@@ -1,4 +1,4 @@
-"""The service without HTTP: every operation that it has.
+"""The service without HTTP: all its operations.
 
 All methods may be called from any thread. What changes something, or is read in the engine's thread, is a future.
 """
@@ -55,7 +55,7 @@ _NAMED_REPLICAS = 10
 
 
 class Engine:
-    """Submits, lists and steers jobs. Errors are `PolluxError`s; a refusal changes nothing.
+    """Submits, lists and controls jobs. Errors are `PolluxError`s; a refusal changes nothing.
 
     `loop` is its thread, `views` what people see; `admission` checks requests before they are submitted.
     """
@@ -89,12 +89,12 @@ class Engine:
         self.loop.start()
 
     def stop(self, jobs: AtStop | None = None) -> None:
-        """End. Running jobs are stopped with their grace, so that they go on at the next start, or kept running."""
+        """Stop the engine. Running jobs stop with their grace and go on at the next start, or are kept running."""
         self.loop.stop(jobs)
 
     @property
     def stopping(self) -> bool:
-        """Whether it is stopping: it answers requests, but takes no new jobs and starts nothing."""
+        """Whether it is stopping: it answers requests, but accepts no new jobs and starts nothing."""
         return self.loop.stopping
 
     def now(self) -> float:
@@ -108,7 +108,7 @@ class Engine:
 
     @property
     def views(self) -> Projector:
-        """What people see of jobs; reading needs no waiting."""
+        """The views of jobs, which are read without waiting."""
         return self.pipeline.views
 
     @property
@@ -147,7 +147,7 @@ class Engine:
         return answer
 
     def plan(self, request: JobRequest) -> Future[Plan]:
-        """What would happen to a job if it were submitted now; nothing changes."""
+        """The plan of a job, without submitting it."""
         answer: Future[tuple[None, Plan]] = Future()
 
         def reply() -> tuple[None, Forecast]:
@@ -172,7 +172,7 @@ class Engine:
         return spec_from(request, job_id, cost, max(self.cluster.num_gpus, 1))
 
     def _then_plan(self, found: Future[Any], answer: Future[Any]) -> None:
-        """Let the policy's thread work the plan out: it takes as long as a decision."""
+        """Let the policy's thread make the plan, which takes as long as a decision."""
 
         def plan(done: Future[Any]) -> None:
             if done.exception() is not None:
@@ -243,7 +243,7 @@ class Engine:
         return self.views.board.get(job_id).record if known is None else known
 
     def report(self, job_id: str, report: Report) -> Future[ReportReply]:
-        """Process an agent's report; it is durable when the reply is there."""
+        """Process an agent's report, which is durable once it is answered."""
 
         def effects(at: float) -> Effects:
             record = self._record(job_id)
@@ -280,7 +280,7 @@ class Engine:
         return self.loop.read(lambda: queues_of(self.pipeline.controller))
 
     def nodes(self) -> Future[tuple[NodeStatus, ...]]:
-        """Who holds what on each node."""
+        """All nodes, with the GPUs that jobs hold on them."""
         return self.loop.read(lambda: nodes_of(self.pipeline.controller))
 
     def set_node_aside(self, node_id: str, why: str) -> Future[NodeStatus]:
@@ -300,7 +300,7 @@ class Engine:
         return self.loop.request(lambda at: Effects(event(at)), reply)
 
     def status(self) -> Future[ServiceStatus]:
-        """The service about itself."""
+        """The status of the service."""
         return self.loop.read(self._status)
 
     def _status(self) -> ServiceStatus:
@@ -325,14 +325,14 @@ class Engine:
     # What can be seen
 
     def job(self, job_id: str) -> JobStatus:
-        """One job; UnknownName where it is not there."""
+        """One job; UnknownName if there is none."""
         entry, fairness = self.views.board.get(job_id), self.fairness()
         status = entry.status(fairness.now, fairness.of(entry))
         leaving = self.leaving_before(job_id)
         return replace(status, detail=leaving) if leaving else status
 
     def leaving_before(self, job_id: str, running: Sequence[Running] | None = None) -> str:
-        """For which jobs one that was given GPUs still waits, in words; empty where it does not wait.
+        """Which jobs must leave before a job can start on its GPUs, as a sentence; empty if it does not wait.
 
         `running` is what the backend has, for callers that ask about many jobs at once.
         """
@@ -348,17 +348,17 @@ class Engine:
         return waits_to_leave(job_id, self.backend.running() if running is None else running, restarts)
 
     def jobs(self) -> tuple[JobStatus, ...]:
-        """All jobs in the order in which they were submitted."""
+        """All jobs in order of submission."""
         fairness = self.fairness()
         return tuple(entry.status(fairness.now, fairness.of(entry)) for entry in self.views.board.entries())
 
     def events_of(self, job_id: str) -> tuple[JobEvent, ...]:
-        """What happened to a job, the last hundred events."""
+        """The last hundred events of a job."""
         self.views.board.get(job_id)
         return self.views.job_events.of(job_id)
 
     def fairness(self) -> Fairness:
-        """What finish-time fairness depends on beside the job, as of now."""
+        """The present inputs of finish-time fairness other than the job."""
         return Fairness(self.cluster, self.views.board.num_active, self.now())
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
@@ -374,7 +374,7 @@ class Engine:
         return self.telemetry.series(job_id, kind, since, limit)
 
     def history(self) -> Iterator[bytes]:
-        """Everything that happened, as lines of the history format."""
+        """The whole history, as lines of a history file."""
         from pollux.store.history import export
 
         return export(self.store, self.telemetry)

@@ -1,4 +1,4 @@
-"""Carries out the controller's commands on a backend, and compares the two after a start."""
+"""Executes the controller's commands on a backend, and reconciles the two after a start."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Executor", "Reconciliation", "Refused", "reconcile", "stopped_at", "
 _log = logging.getLogger("pollux.service")
 
 Refused = Callable[[str, int, str, bool], None]
-"""Told (job id, generation, why, whether it is the job's own fault) when a backend does not take a launch."""
+"""Called with (job id, generation, why, whether it is the job's fault) when a backend refuses a launch."""
 
 
 class Executor:
-    """One backend, and everything that its launches need to know."""
+    """Executes commands on one backend."""
 
     def __init__(
         self, backend: Backend, settings: ServiceSettings, tokens: Tokens, batch: BatchMode, refused: Refused
@@ -36,9 +36,9 @@ class Executor:
         self._refused = refused
 
     def execute(self, commands: Iterable[Command], jobs: Mapping[str, JobRecord], now: float) -> bool:
-        """Carry out commands. Jobs that leave GPUs are all told before any job starts, in the order of the commands.
+        """Execute commands. Commands that free GPUs go first, otherwise in their order.
 
-        False where one of them failed in the backend; the others were carried out all the same.
+        False if the backend failed for one of them; the others are executed all the same.
         """
         commands = list(commands)
         live = {id(command) for command in commands if isinstance(command, ResizeJob) and _is_live(command, jobs)}
@@ -50,7 +50,7 @@ class Executor:
         try:
             act(command, *context)
         except Exception:
-            _log.exception("%s could not be carried out", command)
+            _log.exception("%s could not be executed", command)
             return False
         return True
 
@@ -76,7 +76,7 @@ class Executor:
         stopped_at: float | None = None,
         live: bool = False,
     ) -> None:
-        """Launch a generation, or (`live`) resize the running one to it; a refusal is not raised but reported."""
+        """Launch a generation, or (`live`) resize the running one to it; a refusal is reported to the callback."""
         job_id = record.spec.id
         try:
             url = self._settings.agents_url or self._settings.url
@@ -93,12 +93,12 @@ class Executor:
             self._refused(job_id, generation, str(error), self._is_there(placement))
 
     def _is_there(self, placement: Placement) -> bool:
-        """Whether the backend has these nodes. One may have gone since the decision, which is not the job's fault."""
+        """Whether the backend has these nodes; one may have gone since the decision, which is not the job's fault."""
         sizes = {node.id: node.num_gpus for node in self._backend.inventory()}
         return all(count <= sizes.get(node, 0) for node, count in placement)
 
     def stop(self, record: JobRecord, generation: int) -> None:
-        """End a job's replicas up to a generation, with the grace that its user gave."""
+        """Stop a job's replicas up to a generation, with the grace of its request."""
         self._backend.stop(record.spec.id, generation, request_of(record).grace_seconds)
 
 
@@ -108,17 +108,17 @@ def _is_live(command: ResizeJob, jobs: Mapping[str, JobRecord]) -> bool:
 
 
 def stopped_at(record: JobRecord, now: float) -> float | None:
-    """From when on a start counts as a pause, whose length its agent reports; None for a job that never ran before.
+    """When the pause of a restart begins, whose end the agent reports; None for a job that never ran before.
 
-    The time that a job waited without GPUs is not part of it: the pause begins when the start is decided.
+    It begins with the decision to start, since the time without GPUs does not count.
     """
     return now if record.held_seconds > 0 else None
 
 
 def waits_to_leave(job_id: str, running: Iterable[Running], is_resizing: Callable[[str], bool]) -> str:
-    """For whom a job's replicas wait, as the backend has it, in words; empty where they do not wait. Pure.
+    """Which jobs must leave before a job's replicas can start, as a sentence; empty if they do not wait. Pure.
 
-    A job that is resized by a restart leaves, too: what it has next waits until its replicas have ended.
+    A restart counts, too: the next generation waits until the job's own replicas have ended.
     """
     entries = {entry.job_id: entry for entry in running}
     if job_id not in entries or entries[job_id].state != "waiting":
@@ -135,7 +135,7 @@ def waits_to_leave(job_id: str, running: Iterable[Running], is_resizing: Callabl
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What must be done for the backend to hold what the log says."""
+    """What to do so that the backend runs what the log says."""
 
     start: tuple[JobRecord, ...] = ()
     change: tuple[JobRecord, ...] = ()
@@ -145,11 +145,11 @@ class Reconciliation:
 
 
 def reconcile(jobs: Mapping[str, JobRecord], running: Iterable[Running]) -> Reconciliation:
-    """Compare what the log says with what the backend has. Pure.
+    """Compare the log with what the backend runs. Pure.
 
-    A job that holds GPUs and whose generation the backend does not know starts again, under the same generation;
-    one that ended meanwhile is reported; what the log does not hold is stopped, and forgotten once its job has ended.
-    An order for a live resize that did not reach the backend is given again, and nothing is stopped.
+    A job with GPUs whose generation the backend does not know starts again, with the same generation number. Ends that
+    were not reported yet are reported. Replicas that are not in the log are stopped, and forgotten once their job has
+    ended. A live resize that did not reach the backend is ordered again, without stopping anything.
     """
     there = {entry.job_id: entry for entry in running}
     behind = [(record, there.get(job_id)) for job_id, record in jobs.items() if _is_behind(record, there.get(job_id))]
@@ -164,26 +164,26 @@ def reconcile(jobs: Mapping[str, JobRecord], running: Iterable[Running]) -> Reco
 
 
 def _is_behind(record: JobRecord, entry: Running | None) -> bool:
-    """Whether a job holds GPUs, and the backend does not know its generation."""
+    """Whether a job holds GPUs and the backend does not know its generation."""
     return record.state in HOLDING and (entry is None or entry.generation < record.generation)
 
 
 def _todo(record: JobRecord | None, entry: Running) -> Literal["ended", "forget", "stop"] | None:
-    """What is to be done about replicas that the backend has; None: nothing."""
+    """What to do about replicas of the backend; None: nothing."""
     if entry.state != "ended":
         return None if _is_wanted(record, entry) else "stop"
     return "forget" if record is None or record.state in ENDED else "ended"
 
 
 def _is_wanted(record: JobRecord | None, entry: Running) -> bool:
-    """Whether what runs is what the log holds, or is to become it."""
+    """Whether running replicas are those in the log, or will be resized to them."""
     if record is None or record.state not in HOLDING:
         return False
     return entry.generation == record.generation or _is_to_change(record, entry)
 
 
 def _is_to_change(record: JobRecord, entry: Running | None) -> bool:
-    """Whether an earlier generation runs that was to become the one in the log by a live resize."""
+    """Whether an earlier generation runs that a live resize was to turn into the one in the log."""
     if entry is None or entry.state not in ("running", "waiting") or entry.generation >= record.generation:
         return False
     return record.state is JobState.RESIZING and record.moves_live and record.spec.request is not None

@@ -1,4 +1,4 @@
-"""The plan that a submitter is shown: the policy's own answer for the job, in numbers and one sentence."""
+"""The plan for a submitter: the policy's own answer for the job, in numbers and one sentence."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ class Forecast:
 
     @classmethod
     def of(cls, controller: Controller, job_id: str, now: float) -> Forecast:
-        """Of a job that is there."""
+        """The forecast of a submitted job."""
         record = frozen(controller.jobs[job_id])
         return cls(record, controller.snapshot(now), False, _undecided(controller, job_id))
 
     @classmethod
     def of_new(cls, controller: Controller, spec: JobSpec, now: float) -> Forecast:
-        """Of a job that may be submitted; refuses what a submission would be refused for."""
+        """The forecast of a draft; refuses it like a submission."""
         record = controller.draft(spec, now)
         return cls(record, controller.snapshot(now, record), True, _undecided(controller, spec.id))
 
     @property
     def job_id(self) -> str:
-        """Whose forecast it is."""
+        """The job's id."""
         return self.record.spec.id
 
     def shows(self, job_id: str) -> bool:
-        """Whether a policy would be shown that job."""
+        """Whether policies would see the job."""
         return any(job.id == job_id for job in self.snapshot.jobs)
 
 
@@ -60,7 +60,7 @@ def _undecided(controller: Controller, job_id: str) -> tuple[str, ...]:
 
 
 def plan_of(forecast: Forecast, snapshot: Snapshot, decision: Decision, jobs: Mapping[str, JobRecord]) -> Plan:
-    """The plan by what the policy answered to a snapshot; `jobs` are all that are known."""
+    """The plan from the policy's decision on a snapshot; `jobs` are all known jobs."""
     numbers = plan_from(forecast.record, snapshot, decision, jobs, forecast.undecided)
     return Plan(
         job_id=numbers.job_id,

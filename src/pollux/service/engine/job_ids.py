@@ -1,4 +1,4 @@
-"""Names for new jobs: free ones, and those that an idempotency key leads to."""
+"""Ids of new jobs: free ones, and those of earlier submissions with the same idempotency key."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SETTING = "idempotency"
 
 
 class JobIds:
-    """Gives ids to jobs. Called in the engine's thread only."""
+    """Chooses the ids of jobs. Called in the engine's thread only."""
 
     def __init__(self, store: Store, settings: ServiceSettings) -> None:
         self._store = store
         self._settings = settings
 
     def of_submission(self, request: JobRequest, key: str | None, jobs: Mapping[str, JobRecord]) -> tuple[str, bool]:
-        """The id for a submission, and whether this very submission was taken before."""
+        """The id for a submission, and whether the same submission was accepted before."""
         digest = hashlib.sha256(encode_json(request).encode()).hexdigest()
         known = self._known_keys()
         job_id, known_digest = ("", "") if key is None else known.get(key, ("", ""))
@@ -39,10 +39,10 @@ class JobIds:
                 raise Conflict(f"idempotency key '{key}' was used for another job; use a new key for a new job")
             return job_id, True
         job_id = self.free_id(request.name, jobs)
-        # A key that leads to a free name belongs to a submission that was refused: its job is not the new one.
+        # A key with a free id belongs to a submission that was refused.
         left = OrderedDict((name, entry) for name, entry in known.items() if entry[0] != job_id)
         if key is not None:
-            # Written before the job: after a crash in between it leads to no job, and the job is accepted then.
+            # Written before the job; after a crash in between there is no such job, and the next submission makes it.
             left[key] = (job_id, digest)
             while len(left) > _REMEMBERED_KEYS:
                 left.popitem(last=False)
@@ -55,15 +55,15 @@ class JobIds:
         return OrderedDict((key, (job_id, digest)) for key, (job_id, digest) in known.items())
 
     def free_id(self, name: str, jobs: Mapping[str, JobRecord]) -> str:
-        """The name, or the name with a number where jobs of it have ended; Conflict with one that has not ended.
+        """The name, with a number if earlier jobs had it; Conflict if a job of this name has not ended.
 
-        A forgotten job may have left checkpoints, and a new job of the same id would continue from them.
+        Ids of forgotten jobs with folders are not used again, since a new job would continue from their checkpoints.
         """
         job_id, number = name, 1
         while (record := jobs.get(job_id)) is not None or self._has_folders(job_id):
             if record is not None and record.state not in ENDED:
                 raise Conflict(
-                    f"job '{job_id}' is there and {record.state}; cancel it with 'pollux cancel {job_id}', "
+                    f"job '{job_id}' is {record.state}; cancel it with 'pollux cancel {job_id}', "
                     "or give the new one another name"
                 )
             number += 1
@@ -73,5 +73,5 @@ class JobIds:
     def _has_folders(self, job_id: str) -> bool:
         """Whether an earlier job left folders. Without a log (`pollux run --home`) a new job continues from them."""
         home = self._settings.home
-        # Links are not followed: this is the engine's thread, and what one leads to may hang.
+        # Links are not followed, since their target may hang the engine's thread.
         return self._settings.store != "memory" and any(os.path.lexists(home / kind / job_id) for kind in _JOB_FOLDERS)

@@ -1,4 +1,4 @@
-"""From a job's record to the exact launch that a backend gets. Pure: the same record gives the same launch."""
+"""Makes the launch of a job's generation for a backend. Pure: the same record gives the same launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def launch_for(
     placement: Placement,
     variables: dict[str, str],
 ) -> Launch:
-    """The launch of one generation; what the user set in `env` is in it too, below our own variables."""
+    """The launch of one generation; its variables are the user's, overridden by those of Pollux."""
     request = request_of(record)
     return Launch(
         job_id=record.spec.id,
@@ -42,28 +42,28 @@ def launch_for(
 
 
 def run_id(record: JobRecord) -> str:
-    """What a job's run is called by trackers: the same through all re-allocations, another for a job of the same name.
+    """The id of a job's run in trackers: the same for all its generations, different for each job.
 
-    At most 64 characters, as Weights & Biases wants it.
+    At most 64 characters, the limit of Weights & Biases.
     """
     mark = hashlib.sha256(f"{record.spec.id}\0{record.submitted_at!r}".encode()).hexdigest()[:12]
     return f"{record.spec.id[:51]}-{mark}"
 
 
 def _trackers(variables: Mapping[str, str]) -> dict[str, str]:
-    """What trackers read by themselves; what a user sets wins."""
+    """Variables for trackers; variables of the user override them."""
     return {"WANDB_RUN_ID": variables["POLLUX_RUN_ID"], "WANDB_RESUME": "allow"} if "POLLUX_RUN_ID" in variables else {}
 
 
 def request_of(record: JobRecord) -> JobRequest:
-    """What the user submitted; a job of a simulation has none and cannot be launched."""
+    """The user's request; a job without one, as in simulations, cannot be launched."""
     if record.spec.request is None:
         raise InvalidInput(f"job '{record.spec.id}' has nothing to run; submit it with a job file")
     return record.spec.request
 
 
 def folders_of(request: JobRequest, home: Path) -> tuple[str, ...]:
-    """Folders that must be the same wherever replicas of the job may run: its own, and that of its checkpoints."""
+    """Folders that all nodes must share for the job: its working folder, and that of its checkpoints."""
     if store_of(request):
         return (request.workdir,)
     return (request.workdir, _checkpoint_folder(request, home / "checkpoints"))
@@ -75,14 +75,14 @@ def _checkpoint_folder(request: JobRequest, usual: Path) -> str:
 
 
 def store_of(request: JobRequest) -> str | None:
-    """The address of the store that its checkpoints go to; None where that is a folder."""
+    """The address of the object store for its checkpoints; None if they go to a folder."""
     checkpoints = request.checkpoint.dir
     return checkpoints if checkpoints and is_address(checkpoints) else None
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What the launches of a service have in common.
+    """The common parts of all launches of a service.
 
     `url` is where agents report, None: nowhere. `ca` is the certificate that they trust there, as text, for replicas
     that may not see its file in `home`. `notice_seconds` is how long before nodes are taken back their jobs are told;
@@ -101,7 +101,7 @@ def environment(
 ) -> dict[str, str]:
     """The `POLLUX_*` variables of a job's processes; see `pollux.wire.environment` for what they mean.
 
-    Under a policy that keeps batches fixed jobs train in exact mode, whatever ceiling their script or file names.
+    Under a policy with fixed batches, jobs train in exact mode, even if they name a largest batch.
     """
     request, job_id = request_of(record), record.spec.id
     sizes = request.batch_size
@@ -129,7 +129,7 @@ def environment(
 
 
 def _certificate(context: LaunchContext) -> dict[str, object]:
-    """The certificate of an encrypted service: as text, or as the file in its home."""
+    """The certificate of an encrypted service, as text or as the file in its home."""
     if context.url is None or not context.url.startswith("https:"):
         return {}
     return {"POLLUX_CA_FILE": ca_file(context.home)} if context.ca is None else {"POLLUX_CA": context.ca}

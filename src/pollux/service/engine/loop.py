@@ -37,9 +37,9 @@ _log = logging.getLogger("pollux.service")
 
 _BATCH = 512
 _ANSWER_SECONDS = 120.0
-# How long running jobs may take to end beyond their grace.
+# The time that running jobs may take to end after their grace.
 _BEYOND_GRACE_SECONDS = 15.0
-# The longest pause after turns that failed one after another, and before a backend that failed is asked again.
+# The longest pause after repeated failures of the loop, and before a failed backend is asked again.
 _LONGEST_PAUSE_SECONDS = 5.0
 _WORTH_SAYING_SECONDS = 2.0
 
@@ -48,14 +48,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """Something that the loop does between two requests. Its future is answered later, or refused at the end."""
+    """An action between two requests. Its future is answered later, or refused at the end."""
 
     run: Callable[[], None]
     future: Future[None] = field(default_factory=Future)
 
 
 class EngineLoop:
-    """Owns the pipeline, its thread and the policy's; may be called from any thread."""
+    """Owns the pipeline, its thread and the policy's thread; may be called from any thread."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class EngineLoop:
         self._decisions = DecisionThread(asked, self.pipeline.views.board.records)
 
     def _begin_after_the_last_fact(self) -> None:
-        """Where the machine's clock was put back, go on from the time of the newest event."""
+        """If the machine's clock was set back, go on from the time of the newest event."""
         if isinstance(self._clock, SystemClock):
             behind = self._clock.advance_to(self.pipeline.newest_at)
             if behind > _WORTH_SAYING_SECONDS:
@@ -110,7 +110,7 @@ class EngineLoop:
         self._thread.start()
 
     def stop(self, jobs: AtStop | None = None, timeout: float = 600.0) -> None:
-        """End. Running jobs are stopped with their grace, so that they go on at the next start, or kept running."""
+        """Stop the engine. Running jobs stop with their grace and go on at the next start, or are kept running."""
         if self._stopped.is_set():
             return
         if self._thread.is_alive():
@@ -126,7 +126,7 @@ class EngineLoop:
         self._telemetry.close()
 
     def wind_down(self, jobs: AtStop, timeout: float = 600.0) -> None:
-        """Take no new jobs and start nothing; with `stop`, wait until what runs has ended with its grace.
+        """Accept no new jobs and start nothing; with `stop`, wait until running jobs have ended with their grace.
 
         Everything else is answered as before, until `stop`. A second call does nothing.
         """
@@ -140,14 +140,14 @@ class EngineLoop:
             time.sleep(0.05)
 
     def stopping_seconds(self, jobs: AtStop) -> float:
-        """How long an orderly stop may take: the longest grace of jobs that hold GPUs, and a little more."""
+        """The longest time of a stop: the longest grace of jobs with GPUs, and a little more."""
         records = self.pipeline.views.board.records.values() if jobs == "stop" else ()
         held = (record.spec.request for record in records if record.state in HOLDING)
         longest = max((request.grace_seconds for request in held if request is not None), default=0.0)
         return longest + _BEYOND_GRACE_SECONDS
 
     def _begin_stopping(self, jobs: AtStop) -> None:
-        """Make no more decisions, and tell every running job to stop unless they are kept."""
+        """Make no more decisions, and stop every running job unless they are kept."""
         self.pipeline.stopping = True
         for record in self.pipeline.controller.active.values() if jobs == "stop" else ():
             if record.state in HOLDING and record.spec.request is not None:
@@ -157,17 +157,17 @@ class EngineLoop:
                     _log.exception("job '%s' could not be told to stop", record.spec.id)
 
     def _num_running(self) -> int:
-        """Jobs with processes, also those that a user has cancelled and that are about to end."""
+        """The number of jobs with processes, including cancelled jobs that have not ended yet."""
         return sum(entry.state != "ended" for entry in self._backend.running())
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests."""
+        """Whether it accepts requests."""
         return self._thread.is_alive() and not self._stopped.is_set()
 
     @property
     def stopping(self) -> bool:
-        """Whether it is stopping: it answers requests, but takes no new jobs and starts nothing."""
+        """Whether it is stopping: it answers requests, but accepts no new jobs and starts nothing."""
         return self._refuses_jobs or self._stopped.is_set()
 
     def refuse_new_jobs(self) -> None:
@@ -177,13 +177,13 @@ class EngineLoop:
     # Requests
 
     def request(self, effects: Callable[[float], Effects], reply: Callable[[], T]) -> Future[T]:
-        """Make a change: `effects` returns or refuses it, `reply` makes the answer once the change is durable."""
+        """Make a change: `effects` returns or refuses it, `reply` returns the answer once the change is durable."""
         asked = EngineRequest(effects, reply)
         self._put(asked)
         return asked.future
 
     def read(self, reply: Callable[[], T]) -> Future[T]:
-        """An answer that the engine's thread makes from what is durable."""
+        """An answer that the engine's thread makes from durable state."""
         return self.request(lambda at: Effects(), reply)
 
     def plan(self, forecast: Forecast) -> Future[Plan]:
@@ -193,7 +193,7 @@ class EngineLoop:
     def _put(self, item: EngineRequest | _Action) -> None:
         if not self._stopped.is_set():
             self._queue.put(item)
-        # Checked again: the loop may have emptied the queue for the last time just before.
+        # Checked again, since the loop may just have emptied the queue for the last time.
         if self._stopped.is_set():
             _refuse(item.future)
 
@@ -212,7 +212,7 @@ class EngineLoop:
         self._record(effects)
 
     def _record(self, effects: Callable[[float], Effects]) -> None:
-        """Record something that nobody reports a second time. Where it cannot be written, it is tried again later."""
+        """Record an event that is reported only once; if it cannot be written, try again later."""
 
         def done(future: Future[Any]) -> None:
             if isinstance(future.exception(), StoreFailed):
@@ -222,7 +222,7 @@ class EngineLoop:
         asked.future.add_done_callback(done)
         self._queue.put(asked)
 
-    # For clocks that are moved by hand
+    # For clocks of tests
 
     def move_clock(self, move: Callable[[], None]) -> None:
         """Call `move`, which moves the clock, in the engine's thread between two requests.
@@ -239,13 +239,13 @@ class EngineLoop:
         done.result(_ANSWER_SECONDS)
 
     def wait_until_idle(self, timeout: float = 60.0) -> None:
-        """Wait until nothing is left to do at the present time: no request, no decision, no timer."""
+        """Wait until no request, decision or timer is left at the present time."""
         done: Future[None] = Future()
         self._put(_Action(lambda: self._idle_waiters.append(done), done))
         done.result(timeout)
 
     def next_due(self) -> float | None:
-        """When the engine will do something by itself, if ever."""
+        """When something is due without a request; None if nothing is."""
         return self.read(lambda: self._next_due(deciding=False)).result(_ANSWER_SECONDS)
 
     # The thread
@@ -261,14 +261,14 @@ class EngineLoop:
                 self._answer_if_idle()
                 self._num_failures = 0
             except Exception:
-                _log.exception("the engine failed; it goes on with what the log has")
+                _log.exception("the engine failed; it goes on with the state in the log")
                 self.pipeline.must_reconcile = True
                 self._num_failures += 1
-                # The first failure is not waited for; a series of them must not use up the processor.
+                # No pause after the first failure; a series of failures must not use up the processor.
                 time.sleep(min(0.05 * 2.0 ** min(self._num_failures, 10) - 0.1, _LONGEST_PAUSE_SECONDS))
 
     def _run_once(self) -> None:
-        """Process the requests that have come, and do what is due."""
+        """Process the new requests, and do what is due."""
         requests: list[EngineRequest] = []
         for item in self._next_items():
             if isinstance(item, EngineRequest):
@@ -287,7 +287,7 @@ class EngineLoop:
             self.pipeline.save_if_due(self._write_elsewhere)
 
     def _next_items(self) -> list[EngineRequest | _Action]:
-        """Wait until a request comes or something is due; the requests that have come."""
+        """Wait until a request comes or something is due; returns the new requests."""
         due = self._next_due(self._deciding_on is not None)
         wait = None if due is None else self._clock.seconds_until(due)
         items: list[EngineRequest | _Action] = []
@@ -311,12 +311,12 @@ class EngineLoop:
         return max(self._reconcile_after, self.pipeline.paused_until)
 
     def _process(self, requests: list[EngineRequest]) -> None:
-        """Process requests. An error of ours goes to their callers; everything else that is due is still done."""
+        """Process requests. Bugs in Pollux become errors of their callers; everything else is still done."""
         try:
             if requests:
                 self.pipeline.process(requests)
         except Exception as error:
-            _log.exception("requests failed; what the log has counts")
+            _log.exception("requests failed; the state in the log counts")
             self.pipeline.must_reconcile = True
             for request in requests:
                 if not request.future.done():
@@ -384,7 +384,7 @@ class EngineLoop:
         try:
             self.pipeline.close()
         except Exception:
-            _log.exception("the state could not be saved at the end; the log has all of it")
+            _log.exception("the state could not be saved at the end; the log is complete")
         with suppress(queue.Empty):
             while True:
                 _refuse(self._queue.get_nowait().future)

@@ -42,13 +42,13 @@ _log = logging.getLogger("pollux.service")
 # After a failed write, the engine begins nothing by itself for this long; twice as long after the next failure.
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
-# Nobody shall wait until thousands of jobs are forgotten.
+# Requests must not wait until thousands of jobs are forgotten.
 _FORGOTTEN_AT_ONCE = 100
 
 
 @dataclass(slots=True)
 class LastDecision:
-    """When the last decision was made, how long the policy took, and how late it began; None: there was none."""
+    """When the last decision was made, how long the policy took, and how late it began; None before the first."""
 
     at: float | None = None
     seconds: float | None = None
@@ -56,7 +56,7 @@ class LastDecision:
 
 
 class EventPipeline:
-    """The controller with its store and backend, and the views of what people see."""
+    """The controller with its store, its backend and the views."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class EventPipeline:
         self.views.replay(revision, event)
 
     def reconcile(self) -> None:
-        """Make the backend run what the log says: at the start, and whenever the two may differ."""
+        """Make the backend run what the log says, at the start and whenever the two may differ."""
         self.must_reconcile = False
         self._take_inventory()
         for ended in reconcile(self.controller.jobs, self.backend.running()).ended:
             self._record(self.event_of(ended))
-        # The ends come first: a job that is done must not start again.
+        # Ends go first, since a job that is done must not start again.
         todo = reconcile(self.controller.jobs, self.backend.running())
         for job_id, generation in todo.stop:
             record = self.controller.jobs.get(job_id)
@@ -125,7 +125,7 @@ class EventPipeline:
                 self._record(NodeAdded(self.now(), node))
 
     def _record(self, event: Event | None) -> None:
-        """Process an event of our own; no caller waits for the answer."""
+        """Process an event without a caller."""
         if event is not None:
             self.process([EngineRequest(lambda at: Effects(event), lambda: None)])
 
@@ -133,18 +133,18 @@ class EventPipeline:
 
     @property
     def newest_at(self) -> float:
-        """When the newest event happened; 0 where there is none."""
+        """The time of the newest event; 0 if there is none."""
         return self._last_at
 
     def now(self) -> float:
-        """The clock, never going back: events are in the order of their times."""
+        """The clock's time, at least that of the newest event, since events are in order of time."""
         self._last_at = max(self._last_at, self._clock())
         return self._last_at
 
     def process(self, requests: Sequence[EngineRequest]) -> None:
-        """Apply what is requested, write all of it at once, answer, and execute the commands."""
+        """Apply the requests, write all facts at once, answer, and execute the commands."""
         now = self.now()
-        # A request whose caller no longer waits is dropped; from here on none can be dropped.
+        # Requests whose callers no longer wait are dropped here, and not later.
         requests = [request for request in requests if request.future.set_running_or_notify_cancel()]
         try:
             self._reload_if_unsound()
@@ -190,7 +190,7 @@ class EventPipeline:
             except PolluxError as error:
                 if rows:
                     raise
-                _log.warning("predictions could not be kept: %s", error)
+                _log.warning("predictions could not be stored: %s", error)
         if events:
             self._store.append(events)
             self.paused_until, self._pause_seconds = -math.inf, 0.0
@@ -201,13 +201,13 @@ class EventPipeline:
         self.paused_until = self.now() + self._pause_seconds
 
     def _reload_if_unsound(self) -> None:
-        """After an error of ours the state may hold half a change: go back to what the log has."""
+        """After a bug in Pollux the state may be inconsistent: restore it from the log."""
         if not self._is_sound:
             self.controller = self._snapshots.load(self.now)
             self._is_sound = True
 
     def _undo(self, batch: Batch, error: PolluxError) -> None:
-        """Go back to what the log has: no event of this batch was written. Requests that only read are answered."""
+        """Restore the state from the log, which has no event of this batch. Requests that only read are answered."""
         _log.error("facts could not be written: %s", error)
         self._pause()
         failure = error if isinstance(error, StoreFailed) else StoreFailed(str(error))
@@ -217,13 +217,13 @@ class EventPipeline:
             self.views.show_all(self.controller, self.now())
             self._answer(batch.reading)
         except PolluxError as still:
-            _log.error("nor could the log be read: %s", still)
+            _log.error("the log could not be read either: %s", still)
         for request in batch.accepted:
             if not request.future.done():
                 request.future.set_exception(failure)
 
     def _publish(self, batch: Batch, now: float) -> None:
-        """Show what is durable."""
+        """Update the views with durable events."""
         self.views.project(batch.events, batch.rows, self.controller, now, self._store.revision)
         for event in batch.events:
             if isinstance(event, GenerationEnded):
@@ -235,7 +235,7 @@ class EventPipeline:
             try:
                 self.backend.forget(job_id)
             except Exception:
-                # What the backend still holds of the job costs some memory; the next start tries again.
+                # The backend's entry for the job costs some memory until the next start, which tries again.
                 _log.exception("the backend could not forget job '%s'", job_id)
 
     def _answer(self, requests: Sequence[EngineRequest]) -> None:
@@ -256,7 +256,7 @@ class EventPipeline:
                 self.must_reconcile = True
 
     def event_of(self, heard: BackendEvent) -> Event | None:
-        """The controller's event for what a backend reports; None where it says nothing new."""
+        """The controller's event for a report of the backend; None if it has no news."""
         if is_late_end(heard, self.controller):
             self._forget_if_over(getattr(heard, "job_id", ""))
         return event_of(heard, self.now(), self.controller, self.views.reported_done)
@@ -272,7 +272,7 @@ class EventPipeline:
         return self.controller.snapshot(now)
 
     def note_decision_begins(self, due: float) -> None:
-        """Note by how much the policy is late as it begins with a decision that was `due`. Called by its thread."""
+        """Note how late the policy begins with a decision that was `due`. Called by the policy's thread."""
         self.last_decision.delay_seconds = max(self._clock() - due, 0.0)
 
     def fire_timer(self) -> bool:
@@ -284,7 +284,7 @@ class EventPipeline:
         return True
 
     def apply_decision(self, snapshot: Snapshot, decision: Decision | None, seconds: float) -> None:
-        """Process a policy's answer; None, or one that is not valid, changes nothing until the next decision."""
+        """Apply a decision; None or an invalid one changes nothing until the next decision."""
         self.last_decision.at, self.last_decision.seconds = self.now(), seconds
         answer = Decision({}) if decision is None else self.controller.narrowed(decision)
         request = self._decision(snapshot.revision, answer)
@@ -294,7 +294,7 @@ class EventPipeline:
             if decision is not None:
                 self.controller.remember(decision.memory)
         elif not isinstance(failed, StoreFailed):
-            _log.error("policy '%s' gave a decision that is not valid: %s", self.policy.name, failed)
+            _log.error("policy '%s' made an invalid decision: %s", self.policy.name, failed)
             self.process([self._decision(snapshot.revision, Decision({}))])
         desired = None if decision is None or failed is not None else decision.desired_nodes
         jobs = self.controller.active.values()
@@ -304,7 +304,7 @@ class EventPipeline:
         return EngineRequest(lambda at: Effects(DecisionMade(at, revision, decision, partial=True)), lambda: None)
 
     def next_due(self, deciding: bool) -> float | None:
-        """When something is due without a request; after a failed write, not before the pause is over."""
+        """When something is due without a request; after a failed write, when the pause is over."""
         if self.stopping:
             return None
         times = [self.controller.next_timer_at, None if deciding else self.controller.next_decision_at]
@@ -338,17 +338,17 @@ class EventPipeline:
             try:
                 self._telemetry.forget(job_id)
             except PolluxError as error:
-                _log.warning("the measurements of job '%s' could not be dropped: %s", job_id, error)
+                _log.warning("the measurements of job '%s' could not be deleted: %s", job_id, error)
 
     def save(self) -> None:
-        """Write a snapshot now, unless the newest one holds everything."""
+        """Write a snapshot now, unless the newest one is complete."""
         if self._snapshots.is_behind:
             self._writing()()
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write the last measurements."""
         try:
             self._write([], [])
         except PolluxError as error:
-            _log.warning("the last measurements could not be kept: %s", error)
+            _log.warning("the last measurements could not be stored: %s", error)
         self.save()

@@ -1,4 +1,4 @@
-"""From an agent's report to an event for the controller, which says whether the event is significant."""
+"""Turns an agent's report into an event for the controller; see `Controller.is_news`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["check_report", "event_of_report", "row_of"]
 _COUNTS = (
     "step", "samples", "num_replicas", "num_nodes", "batch_size", "local_batch", "accumulation", "progress",
 )  # fmt: skip
-# Losses and metrics are not among them: they may diverge.
+# Without losses and metrics, which may diverge.
 _NUMBERS = (
     "progress", "epoch", "learning_rate_factor", "efficiency", "throughput", "step_seconds", "goodput",
     "total_progress", "resize_seconds", "checkpoint_age_seconds", "checkpoint_seconds",
@@ -28,13 +28,13 @@ _NOT_NEGATIVE = ("total_progress", "resize_seconds")
 
 
 def check_report(record: JobRecord, report: Report) -> None:
-    """Refuse a report of an impossible version or generation, with impossible numbers, or with an invalid model."""
+    """Refuse a report with an invalid version, generation, number or model."""
     _check_origin(record, report)
     fault = next(_faults_of(report), None)
     if fault is not None:
         raise InvalidInput(f"job '{record.spec.id}' reports {fault}")
     if report.model is not None and report.generation != record.generation:
-        # A model that is not used must be valid all the same; one that is used is checked when it is made.
+        # A model that is used is checked when it is made; one that is not must be valid, too.
         model_from(report.model)
 
 
@@ -72,7 +72,7 @@ def _faults_of(report: Report) -> Iterator[str]:
 
 
 def _numbers_of(report: Report) -> dict[str, float | None]:
-    """The numbers that must lie within bounds, by name."""
+    """The numbers that have limits, by name."""
     numbers = {name: getattr(report, name) for name in _NUMBERS}
     if report.noise is not None:
         numbers |= {f"noise.{name}": getattr(report.noise, name) for name in ("scale", "low", "high")}
@@ -86,13 +86,13 @@ def _below_zero(numbers: Mapping[str, float | None], remedy: str = "give 0 or mo
 
 
 def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported | None:
-    """What of a report can change a decision; None where it comes from replicas that are no longer the job's."""
+    """The event of a report; None if it comes from an earlier generation."""
     if report.generation != record.generation:
         return None
     remaining = None
     if report.total_progress is not None:
         remaining = max(report.total_progress - report.progress, 0.0)
-    # The backend reports the pause of a live resize, in `ReplicasStarted`; that of a restart only the job knows.
+    # The backend reports the pause of a live resize; only the job itself knows the pause of a restart.
     is_told = report.resize_kind in LIVE_KINDS or report.resize_seconds is None
     return JobReported(
         at,

@@ -16,7 +16,7 @@ __all__ = ["Batch", "Effects", "EngineRequest", "our_fault"]
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a request changes: an event for the controller, rows for the telemetry, or neither."""
+    """The effects of a request: an event for the controller, rows for the telemetry, or neither."""
 
     event: Event | None = None
     rows: tuple[TelemetryRow, ...] = ()
@@ -57,5 +57,5 @@ class Batch:
 
 
 def our_fault(error: Exception) -> PolluxError:
-    """The error that a caller gets for a mistake of ours."""
+    """The error for a caller after a bug in Pollux."""
     return PolluxError(f"the service failed inside: {error!r}; its log has the details")

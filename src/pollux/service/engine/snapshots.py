@@ -1,4 +1,4 @@
-"""The controller from the log at a start, and snapshots of it, so that the next start reads little of the log."""
+"""Restores the controller from snapshot and log at a start, and writes snapshots, so that starts are quick."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Snapshots"]
 
 _log = logging.getLogger("pollux.service")
 
-# After a snapshot could not be written, the next attempt is this much later.
+# The pause after a snapshot that could not be written.
 _RETRY_SECONDS = 30.0
 
 
@@ -78,7 +78,7 @@ class Snapshots:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are facts that the newest snapshot does not hold."""
+        """Whether there are facts after the newest snapshot."""
         return self._store.revision != self._revision
 
     def writing(self, controller: Controller, keep_after: float) -> Callable[[], None]:

@@ -1,6 +1,6 @@
-"""Whether a job's checkpoints can go to the store that its file names: tried once, when it is submitted.
+"""Tries once, at submission, whether a job's checkpoints can be written to the store in its request.
 
-In a process of its own, with the job's own variables: keys and addresses of stores are usually given by them.
+A separate process does so with the job's variables, which usually have the keys and addresses of stores.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pollux.storage.address import PACKAGES, scheme_of
 
 __all__ = ["note_on_store", "require_store"]
 
-# Below what a client waits for an answer.
+# Less than the timeout of clients.
 _SECONDS = 20.0
 _STARTERS = ("PYTHON", "LD_")
 
 
 def require_store(address: str, variables: Mapping[str, str], seconds: float = _SECONDS) -> None:
-    """Write, read and remove a small object there; `InvalidInput` says why that cannot be done.
+    """Write, read and remove a small object there; `InvalidInput` if that fails.
 
-    Where the package for it is not installed beside the service, nobody can tell from here; see `note_on_store`.
+    Nothing is tried if the service lacks the package for the store; see `note_on_store`.
     """
     if not _can_try(address):
         return
-    # Without the variables that change Python itself: they are for the job's interpreter.
+    # Without variables that change Python itself, which are for the job's interpreter.
     environ = {name: value for name, value in {**os.environ, **variables}.items() if not name.startswith(_STARTERS)}
     command = [sys.executable, "-I", "-m", "pollux.storage.object_store", address]
     try:
@@ -47,7 +47,7 @@ def require_store(address: str, variables: Mapping[str, str], seconds: float = _
 
 
 def note_on_store(address: str) -> str:
-    """What a submitter should know of an address that nobody could try; empty where somebody could."""
+    """A note for the submitter if the address could not be tried; else empty."""
     if _can_try(address):
         return ""
     return (

@@ -416,7 +416,7 @@ def test_a_new_job_inherits_nothing_from_a_forgotten_one_of_its_name(world, fold
 def test_the_folder_of_a_job_that_is_there_is_its_own(world):
     world.submit("digits")
     (world.home / "checkpoints" / "digits").mkdir(parents=True)
-    with pytest.raises(Conflict, match="'digits' is there"):
+    with pytest.raises(Conflict, match="'digits' is starting; cancel"):
         world.submit("digits")
     result_of(world.engine.cancel("digits"))
     assert world.submit("digits") == "digits-2"
