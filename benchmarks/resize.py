@@ -7,7 +7,7 @@
 step before to the end of the first step after, on the slowest replica; live and warm ones the median of three, as a
 moment in which the machine does something else is soon as long as they are. *Live*: processes stay. *Warm*: a
 checkpoint on SIGTERM, then replicas forked from a process that has imported everything. *Cold*: the same with new
-interpreters. A supervisor of its own stands for the local backend there. While joiners prepare, steps of the others
+interpreters. The supervisor of the tests stands for the local backend there. While joiners prepare, steps of the others
 are slower: by how much is measured from the same runs. Then random events (resizes, kills, hangs, notices of
 preemption, new services) on small jobs of the local backend, whose parameters at the end are compared with those of
 plain PyTorch in float64; the share of all GPU-seconds that pauses take in a whole workload. `--gpu` is in
@@ -31,8 +31,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pollux.testing.jobs.live_supervisor import LiveSupervisor
 from pollux.testing.jobs.replica_server import ReplicaServer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.support.live_supervisor import LiveSupervisor
 
 EVENTS_A_JOB = 40
 SEQUENCE = (4, 3, 1, 4)

@@ -236,8 +236,10 @@ def two_processes(device: str, widths: tuple[int, ...]) -> list[dict[str, Any]]:
 
 
 def _pauses(device: str, width: int) -> list[dict[str, Any]]:
-    from pollux.testing.jobs.live_supervisor import LiveSupervisor
     from pollux.testing.jobs.replica_server import ReplicaServer
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.support.live_supervisor import LiveSupervisor
 
     visible = {} if device == "cpu" else {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
     where = "cpu" if device == "cpu" else "cuda:0"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.support.hosted_store import HostedStore
 from tests.support.surroundings import settle
 
-from pollux.testing.jobs.hosted_store import HostedStore
 from pollux.testing.jobs.replica_server import ReplicaServer
 from pollux.testing.waiting import OutOfTime
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.live_supervisor import LiveSupervisor
 
 from pollux.agent.checkpoint.manifest import read_manifest, verify_files
-from pollux.testing.jobs.live_supervisor import LiveSupervisor
 from pollux.testing.jobs.replica_server import load_module
 from pollux.testing.waiting import PATIENCE_SECONDS
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from tests.support import slow_until
+from tests.support.live_supervisor import LiveSupervisor
 
 from pollux.agent.distributed.authenticated_store import AuthenticatedStore
-from pollux.testing.jobs.live_supervisor import LiveSupervisor
 from pollux.testing.jobs.replica_server import load_module
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.live import keys

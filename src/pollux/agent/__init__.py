@@ -1,7 +1,7 @@
-"""The half of Pollux inside a training job: data, exact averages, gradient noise, batch size, checkpoints.
+"""The part of Pollux inside a training job: data, exact averages, gradient noise, batch size, checkpoints.
 
-It knows nothing of clusters, other jobs or policies. A name below is imported when it is first used, and most of these
-imports load PyTorch. Packages that every framework can reuse, such as `adaptation`, do not need PyTorch.
+It knows nothing of clusters, other jobs or policies. Each name below is imported on first use; most of them load
+PyTorch. Packages that every framework can reuse, such as `adaptation`, do not.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`pollux.init`: checks what the user passed, has a job put together, and resumes it where it was left."""
+"""`pollux.init`: checks the user's options, assembles a job, and starts or resumes it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def init(
     """Start or resume a training job in this process, as one of the replicas that torchrun or a scheduler started.
 
     `model` and `optimizer` are used as they are and moved to the device; `dataset` is map-style, iterable, or a whole
-    `DataLoader`, whose settings are then taken over. What each option does:
+    `DataLoader`, whose settings then hold. What each option does:
 
     - *Batch.* `batch_size` samples per optimiser step over all replicas (M0). `max_batch_size`: leave it out for exact
       mode, where the batch stays M0; otherwise it may grow up to this ceiling. `max_local_batch`: the most that one
@@ -123,7 +123,7 @@ def init(
         try:
             job._start(options.tensorboard_dir)
         except BaseException:
-            # Signals, threads and the lock on the folder must not outlive a job that did not start.
+            # A job that did not start must leave no signal handlers, threads or lock on its folder.
             job.close()
             raise
     except BaseException:
@@ -136,7 +136,7 @@ def init(
 def _join_replicas(
     environment: Environment, device: torch.device, timeout: float | None
 ) -> tuple[ReplicaGroup, ElasticMember | None]:
-    """The replicas of this process, and its elastic member where a supervisor runs it; one that joins begins alone."""
+    """The replicas of this process, and its elastic member under a supervisor; a joining replica starts alone."""
     if not environment.store:
         return ReplicaGroup(environment, device, timeout), None
     own_group = torch.distributed.is_initialized()
@@ -170,7 +170,7 @@ def _deactivate() -> None:
 
 
 def _within_a_pass(allowed: BatchRange, loader: Loader) -> BatchRange:
-    """Under `drop_last` a batch above the dataset would drop every pass whole, so that nothing ever happened."""
+    """Limit the batch to the dataset under `drop_last`, which would drop every pass with a larger one."""
     size, maximum = loader.size, allowed.maximum
     if maximum is None or size is None or size >= maximum or not loader.options.drop_last:
         return allowed

@@ -356,7 +356,7 @@ class Checkpointer:
                 str(error) or type(error).__name__,
             )
             self.failed(self.last_error)
-            may_pass = not isinstance(error, NonFiniteValue | MisusedJob | Unreachable)
+            may_pass = not isinstance(error, InvalidInput | NonFiniteValue | MisusedJob | Unreachable)
         self._clear(beside, target)
         return not may_pass
 

@@ -1,4 +1,4 @@
-"""What a framework supplies so that a loader can read a dataset."""
+"""The interface by which a framework reads a dataset for the loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BatchReader"]
 class BatchReader(Protocol):
     """Reads one dataset: the order of its samples, and batches of them.
 
-    `length` is that of a map-style dataset, or what a stream says of itself; `stream` is None for a map-style dataset.
+    `length` is that of a map-style dataset, or the `__len__` of a stream; `stream` is None for a map-style dataset.
     """
 
     @property
@@ -24,32 +24,32 @@ class BatchReader(Protocol):
 
     @property
     def length(self) -> int | None:
-        """How many samples the dataset has; None: not known."""
+        """The number of samples of the dataset; None: not known."""
 
     @property
     def stream(self) -> ItemStream | None:
-        """The dataset as a stream of items, where it can only be iterated."""
+        """The dataset as a stream of items where it is iterable only, else None."""
 
     def permutation(self, size: int, seed: int, pass_index: int) -> Indices:
-        """The order of a shuffled pass; it must follow from these numbers alone."""
+        """The order of a shuffled pass, which must depend on these numbers alone."""
 
     def draw(self, sampler: Iterable[int], size: int, seed: int, pass_index: int) -> Indices:
-        """What a sampler of the user's gives for a pass."""
+        """The indices that the user's sampler gives for a pass."""
 
     def to_saved(self, indices: Indices) -> Any:
-        """Indices in the form in which the framework's checkpoints hold arrays; `numpy.asarray` must read it."""
+        """Indices as an array of the framework, for its checkpoints; `numpy.asarray` must be able to read it."""
 
     def read(self, requests: Generator[ReadRequest, None, None]) -> Iterator[Any]:
-        """A batch for each request, in their order; requests may be taken ahead of the batches."""
+        """A batch for each request, in order; it may draw requests before their batches are due."""
 
     def collate(self, items: list[Any]) -> Any:
         """A batch of items of a stream."""
 
     def ready(self, batches: Iterator[Any]) -> Iterable[Any]:
-        """The same batches, brought to where the device reads them fast."""
+        """The same batches in memory that the device reads fast."""
 
     def again(self) -> BatchReader:
-        """Another reader of the same data, which reads independently of this one."""
+        """Another, independent reader of the same data."""
 
     def end_workers(self) -> None:
-        """End worker processes, if there are any."""
+        """End the worker processes, if there are any."""

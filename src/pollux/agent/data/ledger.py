@@ -1,6 +1,6 @@
-"""Which samples of a pass have been committed, as a count and a hash that does not depend on their order.
+"""The committed samples of a pass, as a count and a hash that does not depend on their order.
 
-How replicas add their parts together (an all-reduce of two integers) is the caller's business.
+The caller sums the parts of the replicas, an all-reduce of two integers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 __all__ = ["Indices", "SampleLedger", "hash_indices"]
 
 Indices = npt.NDArray[np.int64]
-"""Sample indices, or running numbers of a stream's items."""
+"""Indices of samples, or running numbers of a stream's items."""
 
 _MASK = (1 << 64) - 1
 _CHUNK = 1 << 20
@@ -23,7 +23,7 @@ _MOST_PENDING = 64
 def hash_indices(indices: Indices) -> int:
     """The sum modulo 2^64 of a mixed 64-bit hash of each index (the finaliser of splitmix64).
 
-    A sample that is missing, extra or exchanged changes the sum, except with probability 2^-64.
+    A sample that is missing, extra or replaced changes the sum, except with probability 2^-64.
     """
     total = 0
     for first in range(0, len(indices), _CHUNK):
@@ -44,9 +44,9 @@ def _signed(value: int) -> int:
 
 
 class SampleLedger:
-    """Count and hash of the samples of one pass: those merged over all replicas, and this replica's own since.
+    """Count and hash of the samples of one pass: a part merged over all replicas, and a local part since then.
 
-    With one replica nothing need be merged: `count` and `digest` cover both parts.
+    `count` and `digest` cover both parts, so one replica need not merge.
     """
 
     __slots__ = ("_local", "_merged", "_offered", "_pending")
@@ -55,12 +55,12 @@ class SampleLedger:
         self._merged = (0, 0)
         self._local = (0, 0)
         self._offered: tuple[int, int] | None = None
-        # Hashing a few hundred indices costs mostly call overhead, so several steps are hashed at once.
+        # Hashing a few hundred indices is mostly call overhead, so several steps are hashed at once.
         self._pending: list[Indices] = []
 
     @classmethod
     def of_range(cls, size: int) -> SampleLedger:
-        """What a pass over the samples 0 to `size` - 1 must leave."""
+        """The ledger after a pass over the samples 0 to `size` - 1."""
         ledger = cls()
         for first in range(0, size, _CHUNK):
             ledger.add(np.arange(first, min(size, first + _CHUNK), dtype=np.int64))
@@ -69,34 +69,34 @@ class SampleLedger:
 
     @classmethod
     def of(cls, indices: Indices) -> SampleLedger:
-        """What a pass over these samples must leave, repeated ones counted as often as they occur."""
+        """The ledger after a pass over these samples; a repeated sample counts as often as it occurs."""
         ledger = cls()
         ledger.add(indices)
         return ledger
 
     def add(self, indices: Indices) -> None:
-        """Count samples that this replica has committed; the array must not change afterwards."""
+        """Add samples that this replica has committed; the array must not change afterwards."""
         self._pending.append(indices)
         if len(self._pending) >= _MOST_PENDING:
             self._hash_pending()
 
     def merge(self, count: int, digest: int) -> None:
-        """Add a part that was counted elsewhere, over all replicas, to the merged one."""
+        """Add a count and a hash over all replicas to the merged part."""
         self._merged = (self._merged[0] + count, (self._merged[1] + digest) & _MASK)
 
     def local_part(self) -> tuple[int, int]:
-        """Count and hash of this replica's own samples since the last merge.
+        """Count and hash of the local part.
 
-        The hash comes as a signed 64-bit integer: an all-reduced sum of int64 tensors wraps around as it should.
+        The hash is a signed 64-bit integer, so that an all-reduced sum of int64 tensors wraps around as it should.
         """
         self._hash_pending()
         self._offered = self._local
         return self._local[0], _signed(self._local[1])
 
     def absorb(self, count: int, digest: int) -> None:
-        """Add the sum of all replicas' `local_part()` to the merged part, and empty the local part of what was in it.
+        """Add the sum of all replicas' `local_part()` to the merged part, and remove it from the local part.
 
-        What was added since `local_part()` was asked stays local, so that the sum may travel while training goes on.
+        Samples added since the call of `local_part()` stay local, so training may go on during the exchange.
         """
         self._hash_pending()
         self.merge(count, digest)
@@ -106,7 +106,7 @@ class SampleLedger:
 
     @property
     def merged_count(self) -> int:
-        """Samples in the merged part, which is the same on every replica."""
+        """Samples of the merged part, which is equal on all replicas."""
         return self._merged[0]
 
     @property
@@ -122,12 +122,12 @@ class SampleLedger:
         return (self._merged[1] + self._local[1]) & _MASK
 
     def state_dict(self) -> dict[str, int]:
-        """The merged part as plain integers, the same on every replica; the hash signed, to fit an int64."""
+        """The merged part as plain integers, equal on all replicas; the hash is signed, to fit an int64."""
         return {"count": self._merged[0], "digest": _signed(self._merged[1])}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> SampleLedger:
-        """The ledger whose `state_dict()` this is."""
+        """The ledger of a `state_dict()`."""
         ledger = cls()
         ledger.merge(int(state["count"]), int(state["digest"]))
         return ledger

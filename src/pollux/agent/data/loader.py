@@ -1,7 +1,7 @@
 """Batches for one replica: every sample exactly once per pass, at any number of replicas and through any resize.
 
-It knows which samples are due and which were used. A framework reads them: PyTorch's reader is in `torch_reader`. How
-large a step is, the caller says.
+The loader knows which samples are due and which were used. A framework reads them, PyTorch by `torch_reader`. The
+caller says how large a step is.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _Shapes = Callable[[int], StepShape]
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """How samples are ordered, collated and read ahead; most mean what they mean to `torch.utils.data.DataLoader`.
+    """How samples are ordered, collated and read ahead; most options are those of `torch.utils.data.DataLoader`.
 
-    `sampler` replaces `shuffle`: any iterable of indices, asked once per pass. `num_shards` is for iterable datasets
+    `sampler` replaces `shuffle`: any iterable of indices, iterated once per pass. `num_shards` is for iterable datasets
     only: their virtual shards, fixed for the life of a job; None: one per worker, at least one.
     """
 
@@ -68,11 +68,11 @@ def _parts(total: int, num_replicas: int, repeats: int, replica: int) -> list[tu
 
 @dataclass(slots=True)
 class _Step:
-    """A step that was issued and is not committed."""
+    """A step that was issued and is not committed yet."""
 
     total: int
     own: list[Indices]
-    # Streams only: every item of the step, to be put back by a rewind, and the place after it.
+    # Streams only: all items of the step, which a rewind puts back, and the position after it.
     items: list[Item] = field(default_factory=list)
     position: StreamPosition | None = None
 
@@ -80,7 +80,7 @@ class _Step:
 def _micro_batches(
     step: int, shape: StepShape, total: int, replica: int, num_replicas: int
 ) -> Iterator[tuple[MicroBatch, int, int]]:
-    """This replica's micro-batches of a step, with the places in the step they take; a filler's is the first one."""
+    """This replica's micro-batches of a step, each with its first and end place in the step; a filler has the first."""
     for index, (first, end, by_replica) in enumerate(_parts(total, num_replicas, shape.repeats, replica)):
         micro = MicroBatch(step, index, shape.repeats, end - first, total, shape.measured, by_replica)
         yield (micro, first, end) if end > first else (micro, 0, 1)
@@ -94,10 +94,10 @@ def _ask(shape: _Shapes, step: int) -> StepShape:
 
 
 class Loader:
-    """One replica's view of the data: yields its micro-batches, and knows what has been committed by all.
+    """Yields one replica's micro-batches, and knows which samples all replicas have committed.
 
-    Every replica holds the same `pass_index`, `cursor` and order, and asks for the same shapes; only the parts of a
-    step differ. A step's samples count when `commit()` says that the optimiser has used them.
+    All replicas have the same `pass_index`, `cursor` and order, and ask for the same shapes; they differ only in their
+    parts of a step. A step's samples count once `commit()` is called.
     """
 
     def __init__(self, reader: BatchReader, options: LoaderOptions, replica: int, num_replicas: int) -> None:
@@ -135,7 +135,7 @@ class Loader:
     def size(self) -> int | None:
         """Samples of a pass, those included that `drop_last` will drop.
 
-        A stream's `__len__` is believed until its end has been seen; None: it has none, and was not read to its end.
+        For a stream it is its `__len__` until its end has been read; None where it has none.
         """
         if self._stream is None:
             return self._current_order().size if self.options.sampler is not None else self._length
@@ -143,30 +143,30 @@ class Loader:
 
     @property
     def pass_done(self) -> bool:
-        """Whether all of this pass has been committed, or the rest was dropped by `drop_last`.
+        """Whether all of this pass has been committed, but for a rest that `drop_last` drops.
 
-        With `drop_last`, or where a stream's end was not seen yet, this is known once `micro_batches()` has run out.
+        With `drop_last`, and for a stream, this is known only after `micro_batches()` has ended.
         """
         if self._dropped_at is not None:
             return self.cursor == self._dropped_at
         return self.cursor == (self.size if self._stream is None else self._stream_end)
 
     def micro_batches(self, shape: Callable[[int], StepShape], first_step: int) -> Iterator[tuple[MicroBatch, Any]]:
-        """This replica's micro-batches from the cursor to the end of the pass, each with what collating it gave.
+        """This replica's micro-batches from the cursor to the end of the pass, each with its collated batch.
 
-        `shape(step)` is asked once per step, in order, as its samples are issued: with workers `prefetch_factor` ×
-        `num_workers` micro-batches ahead (the same on every replica), otherwise at once. The last step takes what is
-        left, or drops it under `drop_last`. A replica without samples in a micro-step gets a filler batch of one.
-        What was yielded before and not committed is forgotten, and comes again.
+        `shape(step)` is called once per step, in order, when its samples are issued: with workers `prefetch_factor` ×
+        `num_workers` micro-batches ahead (the same on every replica), else just before. The last step has the samples
+        that are left, or `drop_last` drops them. A replica without samples in a micro-step gets a filler batch of one.
+        Steps that were yielded before and not committed are yielded again.
         """
         self.rewind()
         run = self._map_run(shape, first_step) if self._stream is None else self._stream_run(shape, first_step)
-        # Weak, so that a loop left by `break` ends the worker processes at once.
+        # A weak reference, so that a loop that ends by `break` ends the worker processes at once.
         self._run = weakref.ref(run)
         return run
 
     def commit(self) -> None:
-        """Count the samples of the oldest step whose micro-batches were all yielded: the optimiser has used them."""
+        """Count the samples of the oldest yielded step: the optimiser has used them."""
         if self._yielded == 0:
             raise MisusedJob("no step is waiting to be committed; commit once after each step's last micro-batch")
         self._yielded -= 1
@@ -178,7 +178,7 @@ class Loader:
             self._position = step.position
 
     def rewind(self) -> None:
-        """Forget everything that was issued and not committed: `micro_batches()` will start at the cursor again."""
+        """Forget the steps that were issued and not committed: `micro_batches()` starts at the cursor again."""
         run = self._run() if self._run is not None else None
         if run is not None:
             run.close()
@@ -191,41 +191,41 @@ class Loader:
             self._dropped_at = None
 
     def resize(self, replica: int, num_replicas: int) -> None:
-        """Go on as another replica, or among another number of them, from the cursor; implies `rewind()`."""
+        """Rewind, and continue from the cursor as that replica of that many."""
         self.rewind()
         self._set_replica(replica, num_replicas)
 
     def end_workers(self) -> None:
-        """End the worker processes of a map-style dataset, persistent ones too; implies `rewind()`."""
+        """Rewind, and end the worker processes of a map-style dataset, persistent ones too."""
         self.rewind()
         self._reader.end_workers()
 
     def next_pass(self) -> None:
-        """Begin another pass, in another order, with an empty ledger."""
+        """Start the next pass, in another order, with an empty ledger."""
         if not self.pass_done:
             raise MisusedJob(f"pass {self.pass_index} is not done: {self.cursor} of {self.size} samples are committed")
         self._start(self.pass_index + 1)
 
     def skip_pass(self) -> None:
-        """Begin another pass although this one is not done; the samples that are left are never used."""
+        """Start the next pass although this one is not done; its other samples are never used."""
         self.rewind()
         self._start(self.pass_index + 1)
 
     def following(self) -> Loader:
-        """Another loader of the same data at the beginning of the next pass; the steps of this one may be under way."""
+        """Another loader, at the start of the next pass, while steps of this one are under way."""
         loader = Loader(self._reader.again(), self.options, self.replica, self.num_replicas)
         loader.load_state_dict({**loader.state_dict(), "pass": self.pass_index + 1, "order": None})
         return loader
 
     def close(self) -> None:
-        """Forget what is in flight and end worker processes, persistent ones too."""
+        """Rewind, and end worker processes and the stream."""
         self.rewind()
         self._reader.end_workers()
         if self._stream is not None:
             self._stream.close()
 
     def expected_ledger(self) -> SampleLedger | None:
-        """What the whole pass must leave in the ledger; None while its end is not known (streams, `drop_last`)."""
+        """The ledger after the whole pass; None while its end is not known (streams, `drop_last`)."""
         if self._stream is not None:
             return self._position.ledger() if self.pass_done else None
         if self.options.drop_last and not self.pass_done:
@@ -234,7 +234,7 @@ class Loader:
         return order.ledger(order.size if self._dropped_at is None else self._dropped_at)
 
     def rebuild_ledger(self) -> None:
-        """Count what the committed places of this pass hold, after replicas were lost with parts of the ledger."""
+        """Make the ledger from the committed places of this pass, after replicas were lost with their local parts."""
         self.rewind()
         known = self._position.ledger() if self._stream is not None else self._current_order().ledger(self.cursor)
         self.ledger = SampleLedger()
@@ -246,9 +246,9 @@ class Loader:
         return self._position.dataset_state
 
     def order_hash(self) -> int:
-        """A number of 52 bits that differs where a sampler gave this pass another order; 0 without a sampler.
+        """A hash of the sampler's order of this pass, by which replicas compare theirs; 0 without a sampler.
 
-        Replicas compare it: without a sampler the order follows from seed and size alone. Exact as a float.
+        It has 52 bits, so that a float holds it. Without a sampler the order depends on seed and size alone.
         """
         drawn = self._current_order().drawn if self._stream is None and self.options.sampler is not None else None
         if drawn is None:
@@ -256,9 +256,9 @@ class Loader:
         return int.from_bytes(hashlib.blake2b(drawn.tobytes(), digest_size=8).digest(), "little") >> 12
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the data is, as plain values and at most one tensor: the same on every replica, for any number of them.
+        """The place in the data, as plain values and at most one tensor; equal on all replicas, for any number of them.
 
-        The local parts of the ledger must have been merged over the replicas before.
+        The local parts of the ledger must have been merged before.
         """
         if self.num_replicas == 1:
             self.ledger.absorb(*self.ledger.local_part())
@@ -285,7 +285,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict()` was taken, at whatever number of replicas this loader has."""
+        """Continue at the place of a `state_dict()`, at any number of replicas."""
         self.check_state(state)
         self._start(state["pass"])
         self.cursor = state["cursor"]
@@ -307,7 +307,7 @@ class Loader:
         return "map" if self.options.sampler is None else "sampler"
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse, with `CheckpointMismatch`, a state of other data than this; changes nothing."""
+        """Raise `CheckpointMismatch` where a state is of other data; changes nothing."""
         here: dict[str, Any] = {"kind": self._kind(), "seed": self.options.seed}
         if self._stream is not None:
             here["num_shards"] = self._stream.num_shards
@@ -357,7 +357,7 @@ class Loader:
                 self._yielded += micro.is_last
                 yield micro, batch
         finally:
-            # The requests hold this object, and the reader holds them.
+            # The reader holds the requests, and those hold this object.
             requests.close()
 
     def _issue(self, shape: _Shapes, step: int, issued: deque[MicroBatch]) -> Generator[ReadRequest, None, None]:
@@ -376,7 +376,7 @@ class Loader:
                 if micro.samples:
                     waiting.own.append(indices)
                 issued.append(micro)
-                # A sampler may repeat a sample, which then deserves other random numbers: its place is the key.
+                # A sampler may repeat a sample, which then needs other random numbers: its place is the key.
                 keys = None if order.drawn is None else range(place + first, place + end)
                 yield pass_seed, keys, indices.tolist()
             place += total

@@ -1,7 +1,7 @@
-"""The order in which a pass visits a map-style dataset, and seeds that follow from a job's seed.
+"""The order of a pass over a map-style dataset, and seeds derived from a job's seed.
 
-Everything follows from (seed, pass) alone, never from the number of replicas or workers. The permutation itself is the
-framework's: PyTorch's is in `permutation`. Which replica takes which part is decided in `loader`.
+Both depend on (seed, pass) alone, never on the number of replicas or workers. The framework supplies the permutation,
+PyTorch's is in `permutation`; `loader` shares the order between replicas.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["PassOrder", "ReadRequest", "mix_seed"]
 _MASK = (1 << 64) - 1
 
 ReadRequest = tuple[int, range | None, list[int]]
-"""A batch to read: seed of the pass, what tells the samples' random numbers apart (None: the indices), indices."""
+"""A batch to read: seed of the pass, keys of the samples' random numbers (None: their indices), indices."""
 
 
 def mix_seed(*parts: int) -> int:
-    """A 63-bit seed from several integers, well mixed, so that neighbouring ones share nothing."""
+    """A 63-bit seed from several integers, mixed so that similar integers give unrelated seeds."""
     state = 0
     for part in parts:
         state = (state + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
@@ -31,10 +31,10 @@ def mix_seed(*parts: int) -> int:
 
 
 class PassOrder:
-    """The order of one pass over a dataset of `size` samples, made once and the same on every replica.
+    """The order of one pass over a dataset of `size` samples, equal on all replicas.
 
-    `permutation` is the framework's own for this seed and pass; without one the samples come as they lie. `drawn` holds
-    what a sampler of the user's gave (or gave before a restart), which may be fewer, more or repeated indices.
+    `permutation` is the framework's for this seed and pass; None: the samples in order. `drawn` has the indices that
+    the user's sampler gave (maybe before a restart), which may be fewer, more or repeated.
     """
 
     __slots__ = ("_indices", "_whole", "drawn", "size")
@@ -53,7 +53,7 @@ class PassOrder:
         return self._indices[first:end]
 
     def ledger(self, end: int) -> SampleLedger:
-        """What committing the first `end` places must leave."""
+        """The ledger after committing the first `end` places."""
         if self._indices is None or (self.drawn is None and end == self.size):
             return SampleLedger.of_range(end)
         return SampleLedger.of(self._indices[:end])

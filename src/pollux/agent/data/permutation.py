@@ -1,4 +1,4 @@
-"""PyTorch's order of a pass: its permutation of the samples, or what a sampler of the user's draws."""
+"""PyTorch's order of a pass: a random permutation, or the indices of the user's sampler."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pollux.core.errors import InvalidInput
 
 __all__ = ["draw_indices", "pass_order"]
 
-# A sampler that never ends would fill the memory before anyone noticed.
+# A sampler that never ends would fill the memory.
 _MOST_REPEATS = 100
 
 
 def pass_order(size: int, seed: int, pass_index: int, shuffle: bool = True) -> torch.Tensor:
-    """The indices of a pass in the order in which its samples are taken, as an int64 tensor.
+    """The indices of a pass in the order in which samples are used, as an int64 tensor.
 
-    Plain PyTorch that takes them in this order, batch by batch, sees what an exact job sees.
+    A plain PyTorch loop that reads batches in this order sees the batches of an exact job.
     """
     if not shuffle:
         return torch.arange(size)
@@ -35,9 +35,9 @@ def pass_order(size: int, seed: int, pass_index: int, shuffle: bool = True) -> t
 
 
 def draw_indices(sampler: Iterable[Any], size: int, seed: int, pass_index: int) -> Indices:
-    """A pass as a sampler gives it, with all generators seeded from (seed, pass) and put back afterwards.
+    """The indices that a sampler gives for a pass, with all generators seeded from (seed, pass) and restored after it.
 
-    The pass is what the sampler gives: fewer, more or repeated indices of the `size` samples are right.
+    They may be fewer than the `size` samples, more, or repeated.
     """
     set_epoch = getattr(sampler, "set_epoch", None)
     if callable(set_epoch):
@@ -63,7 +63,7 @@ def draw_indices(sampler: Iterable[Any], size: int, seed: int, pass_index: int) 
 
 @contextlib.contextmanager
 def _seeded_generator(generator: object, seed: int) -> Iterator[None]:
-    """A sampler's own generator may differ between replicas: seed it for the draw."""
+    """Seed a sampler's own generator, which may differ between replicas, and restore it afterwards."""
     if not isinstance(generator, torch.Generator):
         yield
         return

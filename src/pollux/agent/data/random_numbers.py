@@ -1,4 +1,4 @@
-"""The random numbers that reading a sample may draw: PyTorch's, Python's and numpy's generators on the CPU."""
+"""The random generators that reading a sample may use: PyTorch's, Python's and numpy's on the CPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["RandomState", "isolated_random", "seed_random"]
 
 
 def seed_random(seed: int) -> None:
-    """Seed the CPU generators that datasets draw from: torch's default one, `random` and `numpy.random`.
+    """Seed the CPU generators that datasets use: torch's default one, `random` and `numpy.random`.
 
-    Devices keep theirs: `torch.manual_seed` would reset those too.
+    Not by `torch.manual_seed`, which would also seed the generators of devices.
     """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -26,7 +26,7 @@ def seed_random(seed: int) -> None:
 
 
 def _numpy_words() -> bytes:
-    """The words of numpy's global Mersenne twister: `get_state` would take 40 µs, for every batch."""
+    """The words of numpy's global Mersenne twister, faster than by `get_state`, which takes 40 µs."""
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # the stubs forgot it
     if isinstance(generator, np.random.MT19937):
         return ctypes.string_at(generator.ctypes.state_address, 625 * 4)
@@ -35,7 +35,7 @@ def _numpy_words() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """The state of the three CPU generators at one moment; cheap enough to take around every batch (about 15 µs)."""
+    """The state of the three CPU generators at one moment; reading it takes about 15 µs, little for each batch."""
 
     torch_state: torch.Tensor
     python_state: tuple[Any, ...]
@@ -47,7 +47,7 @@ class RandomState:
         return cls(torch.default_generator.get_state(), random.getstate(), _numpy_words())
 
     def has_moved(self) -> bool:
-        """Whether anything was drawn or seeded since."""
+        """Whether something was drawn or seeded since."""
         return (
             self.numpy_words != _numpy_words()
             or not torch.equal(self.torch_state, torch.default_generator.get_state())
@@ -55,7 +55,7 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Go back to it; numpy's cached second normal variate, if there was one, is lost."""
+        """Restore the state, but for numpy's cached second normal variate."""
         torch.default_generator.set_state(self.torch_state)
         random.setstate(self.python_state)
         if self.numpy_words != _numpy_words() and len(self.numpy_words) == 625 * 4:
@@ -65,7 +65,7 @@ class RandomState:
 
 @contextlib.contextmanager
 def isolated_random() -> Iterator[None]:
-    """Leave the CPU generators afterwards as they were before, whatever is seeded and drawn inside."""
+    """Restore the CPU generators afterwards."""
     torch_state, python_state = torch.default_generator.get_state(), random.getstate()
     numpy_state = np.random.get_state()
     try:

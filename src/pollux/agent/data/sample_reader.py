@@ -1,4 +1,4 @@
-"""Reading the samples of a map-style dataset, each with random numbers of its own where reading draws any."""
+"""Reads the samples of a map-style dataset, each with random numbers of its own where reading draws any."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["SampleReader"]
 
 
 class SampleReader(Dataset[Any]):
-    """A map-style dataset as workers see it: a request in, a collated batch out.
+    """A map-style dataset for workers: it answers a request with a collated batch.
 
-    Where reading draws random numbers, each sample is read with its own, seeded from (seed, pass, sample), so that
-    it comes out the same at any number of replicas and workers. Whether it draws is seen from the generators.
+    Where reading draws random numbers, which the generators show, each sample has its own, seeded from (seed, pass,
+    sample). So it is the same at any number of replicas and workers.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
@@ -30,7 +30,7 @@ class SampleReader(Dataset[Any]):
         self.never_draws = type(inner) is TensorDataset and collate is default_collate
 
     def __getitems__(self, request: ReadRequest) -> Any:
-        """The batch that was asked for, collated."""
+        """The collated batch of a request."""
         pass_seed, keys, indices = request
         if self.never_draws:
             return self.collate(self._read(indices))
@@ -57,10 +57,10 @@ class SampleReader(Dataset[Any]):
                 seed_random(mix_seed(pass_seed, key))
                 one = self._read([index])
                 if not isinstance(one, list):
-                    # A `__getitems__` that makes the batch itself can only be asked for the whole.
+                    # This `__getitems__` makes the batch itself, so it must get all indices.
                     samples = self._read(indices)
                     break
                 samples += one
-            # A collate function that draws (masking, mixing) is repeatable for the same samples, not across splits.
+            # A collate function that draws (masking, mixing) repeats for the same samples, not for other splits.
             seed_random(mix_seed(pass_seed, -1, keys[0]))
             return self.collate(samples)

@@ -1,4 +1,4 @@
-"""What one optimiser step looks like: how many samples it takes, and how replicas and micro-steps share them."""
+"""The shape of an optimiser step: its number of samples, and how replicas and micro-steps share them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["MicroBatch", "StepShape", "share"]
 class StepShape:
     """A step to come: `total` samples over all replicas, in `repeats` = s + 1 micro-steps each; Eq. (G1).
 
-    `measured` says that gradient noise is measured on it. The last step of a pass may find fewer samples.
+    `measured` says that gradient noise is measured in it. The last step of a pass may have fewer samples.
     """
 
     total: int
@@ -23,9 +23,9 @@ class StepShape:
 class MicroBatch:
     """One replica's part in one micro-step.
 
-    `samples` are this replica's own; 0 means that a filler sample stands in, whose loss must count nothing.
-    `total` are those of the whole step, over all replicas and micro-steps, so that `samples / total` is the
-    weight of this part in the average. `samples_by_replica` are those of this micro-step on every replica.
+    `samples` are this replica's own; 0 means a filler sample, whose loss must not count. `total` are the samples of the
+    whole step, over all replicas and micro-steps, so `samples / total` is the weight of this part in the average.
+    `samples_by_replica` are those of this micro-step on every replica.
     """
 
     step: int
@@ -38,7 +38,7 @@ class MicroBatch:
 
     @property
     def is_last(self) -> bool:
-        """Whether the optimiser steps after this one."""
+        """Whether this is the last micro-step of its step."""
         return self.index == self.repeats - 1
 
     @property
@@ -48,7 +48,7 @@ class MicroBatch:
 
 
 def share(total: int, num_replicas: int, repeats: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """How `total` consecutive samples are dealt out: `share(...)[micro_step][replica]` = (first, end).
+    """How `total` consecutive samples are shared: `share(...)[micro_step][replica]` = (first, end).
 
     The parts are consecutive, micro-step by micro-step and replica by replica within it, and differ by at most
     one sample; with fewer samples than parts the last ones are empty.

@@ -1,6 +1,6 @@
-"""Reading iterable datasets in an order that does not depend on replicas, and finding a place in them again.
+"""Reads iterable datasets in an order that does not depend on replicas, from any place.
 
-Sharing a step's items between replicas, and forming batches of them, is in `loader`.
+`loader` shares a step's items between replicas and forms batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STRETCH = 64
 
 
 class WorkerStart:
-    """Tells a worker process about the user's dataset instead of our wrapper, then runs the user's `worker_init_fn`."""
+    """Shows a worker process the user's dataset in place of our wrapper, then runs the user's `worker_init_fn`."""
 
     def __init__(self, dataset: Any, then: Callable[[int], object] | None) -> None:
         self.dataset = dataset
@@ -37,17 +37,17 @@ class WorkerStart:
 
     def __call__(self, worker: int) -> None:
         """Run in worker number `worker`, before it reads anything."""
-        # The record is frozen on purpose; only what it says about the dataset is corrected.
+        # The record is frozen, but its dataset is our wrapper.
         object.__setattr__(torch.utils.data.get_worker_info(), "dataset", self.dataset)
         if self.then is not None:
             self.then(worker)
 
 
 class _Seeding:
-    """Gives every item of a pass random numbers of its own, so that skipping or seeking does not shift them.
+    """Gives every item of a pass random numbers of its own, which do not change by skipping or seeking.
 
-    Seeding costs 10 µs an item, so it stops where the first items drew nothing. From then on whole stretches of items
-    are seeded and watched: one that draws after all brings back the seeding item by item.
+    Seeding costs 10 µs an item, so it stops where the first items drew nothing. From then on stretches of items are
+    seeded and watched: if one of them draws, each item is seeded again.
     """
 
     def __init__(self, pass_seed: int) -> None:
@@ -57,20 +57,17 @@ class _Seeding:
         self._before: RandomState | None = None
 
     def seed_item(self, number: int, new_stretch: bool = False) -> None:
-        """Before item `number` is read."""
+        """Seed before item `number` is read, where that is needed."""
         if not (self._draws or self._to_watch or new_stretch):
             return
-        self._note_draws()
+        self.note_draws()
         seed_random(mix_seed(self._pass_seed, number))
         if not self._draws:
             self._before = RandomState.now()
             self._to_watch = max(0, self._to_watch - 1)
 
-    def end_stretch(self) -> None:
-        """Before the generators go back to the user's own state; a new stretch must follow."""
-        self._note_draws()
-
-    def _note_draws(self) -> None:
+    def note_draws(self) -> None:
+        """Find out whether the last items drew, before the generators are restored; a new stretch must follow."""
         if self._before is not None and not self._draws:
             self._draws = self._before.has_moved()
         self._before = None
@@ -79,7 +76,7 @@ class _Seeding:
 def _read(
     dataset: Iterable[Any], shard: int, num_shards: int, seeding: _Seeding, start: int, skip: int
 ) -> Iterator[Item]:
-    """A shard's items; `start` is the place the dataset begins at, `skip` the items to read and drop from there."""
+    """A shard's items; the dataset starts at place `start`, from which `skip` items are read and dropped."""
     seeding.seed_item(-1 - shard, new_stretch=True)
     iterator = iter(dataset)
     for place in itertools.count(start):
@@ -94,7 +91,7 @@ def _read(
 
 
 class _Feed(torch.utils.data.IterableDataset[Item]):
-    """What a worker process runs: one shard, closed by an item that says so."""
+    """The dataset of a worker process: one shard, and an item that marks its end."""
 
     def __init__(self, dataset: Iterable[Any], seed: int, skip: Sequence[int]) -> None:
         self.dataset = dataset
@@ -114,7 +111,7 @@ def _same(item: Any) -> Any:
 
 class _Source(Protocol):
     def reading(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """To be entered before any `next_of`; `number` tells one such time from the next."""
+        """Entered around calls of `next_of`; `number` is that of the next item."""
         ...
 
     def next_of(self, shard: int) -> Item | None:
@@ -148,13 +145,13 @@ class _Workers:
 
 
 def _worker_module() -> Any:
-    """Where torch keeps what `get_worker_info()` answers; None if this torch keeps it elsewhere."""
+    """The module in which torch keeps the answer of `get_worker_info()`; None where this torch keeps it elsewhere."""
     module = getattr(getattr(torch.utils.data, "_utils", None), "worker", None)
     return module if hasattr(module, "_worker_info") and hasattr(module, "WorkerInfo") else None
 
 
 class _InProcess:
-    """Shards read here; each finds `get_worker_info()` answering as in a worker of its own."""
+    """Shards read in this process; for each, `get_worker_info()` answers as in a worker of its own."""
 
     def __init__(self, dataset: Iterable[Any], seed: int, start: Sequence[int], skip: Sequence[int]) -> None:
         count = len(skip)
@@ -172,7 +169,7 @@ class _InProcess:
         with isolated_random():
             self._seeding.seed_item(number, new_stretch=True)
             yield
-            self._seeding.end_stretch()
+            self._seeding.note_draws()
 
     def next_of(self, shard: int) -> Item | None:
         if self._module is None:
@@ -189,9 +186,9 @@ class Stream:
     """An iterable dataset, read item by item in an order that is the same on every replica.
 
     It has `num_shards` virtual shards: shard s is the dataset iterated with `get_worker_info()` answering "worker s
-    of `num_shards`". Items are taken in turn from the shards that have any left. EVERY replica reads the whole
-    stream and keeps its share of each step, so heavy decoding belongs into `collate_fn`, which sees only what is
-    kept, and the dataset must not pick a part by rank itself. `in_workers`: one process per shard reads ahead.
+    of `num_shards`". The shards that are not at their end give items in turn. EVERY replica reads the whole stream and
+    keeps its share of each step. So heavy decoding belongs into `collate_fn`, which gets this share only, and the
+    dataset must not select a part by rank. `in_workers`: one process per shard reads ahead.
     """
 
     def __init__(
@@ -210,11 +207,11 @@ class Stream:
         self._ahead: deque[Item] = deque()
 
     def origin(self) -> StreamPosition:
-        """The start of a pass."""
+        """The position at the start of a pass."""
         return StreamPosition((0,) * self.num_shards)
 
     def open(self, pass_index: int, position: StreamPosition) -> None:
-        """Begin to read a pass from a place: by the dataset's own state where there is one, else by skipping items."""
+        """Start to read a pass from a position, by the dataset's own state where there is one, else by skipping."""
         self.close()
         set_epoch = getattr(self._dataset, "set_epoch", None)
         if callable(set_epoch):
@@ -235,14 +232,14 @@ class Stream:
         if any(skip):
             self.is_empty()
             _log.warning(
-                "stream: read and dropped %s items (per shard) in %.1f s to come back to its place; "
+                "stream: read and dropped %s items (per shard) in %.1f s to resume at its place; "
                 "a dataset with state_dict() and load_state_dict(), read in one shard without workers, can seek",
                 skip,
                 time.monotonic() - began,
             )
 
     def read_items(self, count: int) -> StreamItems:
-        """The next `count` items, fewer at the end; it reads one more, to know whether this is the end."""
+        """The next `count` items, fewer at the end; reads one more to find out whether this is the end."""
         with self._reading():
             self._fill(count)
             mark = None
@@ -253,18 +250,18 @@ class Stream:
         return StreamItems(items, mark, not self._ahead)
 
     def is_empty(self) -> bool:
-        """Whether nothing is left; reads one item ahead."""
+        """Whether no item is left; reads one item ahead."""
         if not self._ahead and self._turns:
             with self._reading():
                 self._fill(1)
         return not self._ahead
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Give back the items taken last, to be taken again."""
+        """Put back the items that were read last, to be read again."""
         self._ahead.extendleft(reversed(items))
 
     def close(self) -> None:
-        """Stop reading; ends worker processes."""
+        """Stop reading, and end worker processes."""
         self._is_open = False
         self._source = None
         self._turns = []

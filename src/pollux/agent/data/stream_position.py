@@ -1,4 +1,4 @@
-"""Places in a stream of items, from which reading can go on; reading itself is in `stream`."""
+"""Positions in a stream of items, from which reading can resume; `stream` reads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Item = tuple[int, Any]
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """A place in a stream: items taken of each shard, and a state of the dataset's own from which to seek.
+    """A position in a stream: the items read of each shard, and a state of the dataset from which to seek.
 
-    `dataset_state` was taken after `state_after` items of the pass, at or before this place; None: start and skip.
+    `dataset_state` is the dataset's own after `state_after` items of the pass, at or before this position; None: none.
     """
 
     shards: tuple[int, ...]
@@ -28,7 +28,7 @@ class StreamPosition:
     state_after: int = 0
 
     def advanced(self, numbers: Indices, mark: Any) -> StreamPosition:
-        """This place moved past items with these numbers; `mark` is the dataset's state there, if it was taken."""
+        """The position after items with these numbers; `mark` is the dataset's state there, None where not known."""
         shards = list(self.shards)
         for shard, count in enumerate(np.bincount(numbers % len(shards), minlength=len(shards))):
             shards[shard] += int(count)
@@ -37,7 +37,7 @@ class StreamPosition:
         return StreamPosition(tuple(shards), mark, sum(shards))
 
     def ledger(self) -> SampleLedger:
-        """What committing all items before this place must leave."""
+        """The ledger after committing all items before this position."""
         ledger = SampleLedger()
         for shard, count in enumerate(self.shards):
             ledger.add(np.arange(count, dtype=np.int64) * len(self.shards) + shard)
@@ -46,7 +46,7 @@ class StreamPosition:
 
 @dataclass(frozen=True, slots=True)
 class StreamItems:
-    """Items of one step; `mark` is the dataset's own state after them, None where it has none or was read past them."""
+    """Items of one step; `mark` is the dataset's state after them, None where it has none or was read further."""
 
     items: list[Item]
     mark: Any
@@ -65,19 +65,19 @@ class ItemStream(Protocol):
         """Whether a pass is being read."""
 
     def origin(self) -> StreamPosition:
-        """The start of a pass."""
+        """The position at the start of a pass."""
 
     def open(self, pass_index: int, position: StreamPosition) -> None:
-        """Begin to read a pass from a place."""
+        """Start to read a pass from a position."""
 
     def read_items(self, count: int) -> StreamItems:
         """The next `count` items, fewer at the end."""
 
     def is_empty(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no item is left."""
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Give back the items taken last, to be taken again."""
+        """Put back the items that were read last, to be read again."""
 
     def close(self) -> None:
         """Stop reading."""

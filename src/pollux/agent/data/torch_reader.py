@@ -1,4 +1,4 @@
-"""PyTorch's part in reading data: worker processes, pinned memory, its permutation, samplers, iterable datasets."""
+"""Reads data with PyTorch: worker processes, pinned memory, permutation, samplers, iterable datasets."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def torch_loader(dataset: Any, options: LoaderOptions, replica: int, num_replica
 
 
 def options_of(loader: DataLoader[Any]) -> LoaderOptions:
-    """What a user's own `DataLoader` was set to; its `dataset` and `batch_size` are read by the caller.
+    """The options of a user's `DataLoader`; the caller reads its `dataset` and `batch_size`.
 
-    The order becomes ours: a random or distributed sampler turns into `shuffle`, with the seed of the loader's
-    generator if it has one; any other sampler is kept.
+    A random or distributed sampler becomes `shuffle`, with the seed of the loader's generator if it has one; any other
+    sampler is kept.
     """
     _check_batching(loader)
     chosen: dict[str, Any] = {"shuffle": False}
@@ -76,7 +76,7 @@ def _sampling(sampler: Any) -> dict[str, Any]:
 
 
 class _Requests:
-    """The batch sampler of our one DataLoader: hands out whatever iterator is set at the time."""
+    """The batch sampler of our one DataLoader: iterates over the requests that are set."""
 
     source: Iterator[ReadRequest] = iter(())
 
@@ -85,7 +85,7 @@ class _Requests:
 
 
 class _Ready(IterableDataset[Any]):
-    """Batches that are formed already, so that a DataLoader can pin their memory."""
+    """Batches for a DataLoader that only pins their memory."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self.batches = batches
@@ -117,7 +117,7 @@ def _is_stream(dataset: Any, options: LoaderOptions) -> bool:
 def _check_stream(dataset: Any, options: LoaderOptions) -> None:
     name = type(dataset).__name__
     if hasattr(dataset, "__next__"):
-        raise InvalidInput(f"the dataset {name} is an iterator, gone after one pass; give what makes it iterable")
+        raise InvalidInput(f"the dataset {name} is an iterator, which ends after one pass; give an iterable")
     if options.sampler is not None:
         raise InvalidInput(f"the dataset {name} is iterable, so a sampler has no meaning; leave sampler out")
     if options.num_shards is not None and options.num_workers not in (0, options.num_shards):
@@ -144,7 +144,7 @@ def _check_map_style(dataset: Any, options: LoaderOptions) -> None:
 
 
 class TorchReader:
-    """Reads one dataset for a `Loader`; see `BatchReader` for what each method must do."""
+    """Reads one dataset for a `Loader`; see `BatchReader`."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.dataset = dataset
@@ -176,7 +176,7 @@ class TorchReader:
         return indices
 
     def draw(self, sampler: Iterable[int], size: int, seed: int, pass_index: int) -> Indices:
-        """What a sampler gives for a pass."""
+        """The indices that a sampler gives for a pass."""
         return draw_indices(sampler, size, seed, pass_index)
 
     def to_saved(self, indices: Indices) -> Tensor:
@@ -192,7 +192,7 @@ class TorchReader:
 
     def _make_torch_loader(self) -> DataLoader[Any]:
         options = self._options
-        # Its own generator: the base seed of the workers must not be drawn from the user's.
+        # A generator of its own, so that the base seed of the workers is not drawn from the user's.
         generator = torch.Generator()
         generator.manual_seed(mix_seed(options.seed))
         return DataLoader(
@@ -215,7 +215,7 @@ class TorchReader:
         return self._collate(items)
 
     def ready(self, batches: Iterator[Any]) -> Iterable[Any]:
-        """Batches in pinned memory, where that was asked for."""
+        """The batches in pinned memory, where the options say so."""
         if not self._pins:
             return batches
         return DataLoader(

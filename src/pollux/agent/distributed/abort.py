@@ -1,7 +1,7 @@
-"""NCCL when a peer is gone: its collectives are broken off by us, and by nobody else, so that we know what they left.
+"""Aborts collectives on NCCL after a replica was lost; only we abort them, so that we know which steps were spoiled.
 
-A collective that waits for a lost peer is a kernel that spins. What the script queued behind it, the optimiser's step
-among it, runs on as soon as it is broken off, with gradients that are none.
+A collective that waits for a lost replica is a kernel that spins. When it is aborted, the work that the script queued
+behind it runs, an optimiser's step included, with gradients that are no averages.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ import torch.distributed as dist
 
 __all__ = ["abort", "is_idle", "keep_watchdog_out", "watchdog_is_out"]
 
-# The second is its older name. 0: the library reports nothing and ends nothing; 1: it breaks off and ends the process;
-# 2: it only breaks off; 3, the default: it only ends the process.
+# The second is the older name. Values: 0, PyTorch does nothing; 1, it aborts the collective and ends the process; 2, it
+# only aborts; 3, the default, it only ends the process.
 _HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 _NONE = "0"
 _log = logging.getLogger("pollux")
 
 
 def keep_watchdog_out() -> None:
-    """Before a group is made: its watchdog must not end a process that goes on without the lost ones.
+    """Disable the watchdog of groups to come, which would end a process that survives a loss.
 
-    What the user has set stands.
+    A value that the user has set stays.
     """
     if not any(name in os.environ for name in _HANDLING):
         os.environ[_HANDLING[0]] = _NONE
 
 
 def watchdog_is_out() -> bool:
-    """Whether nobody but `abort` breaks collectives off."""
+    """Whether only `abort` aborts collectives."""
     return next((os.environ[name] for name in _HANDLING if name in os.environ), "") == _NONE
 
 
 def is_idle(device: torch.device, seconds: float) -> bool:
-    """Whether the GPU comes to the end of all that was queued within that time: then no collective waits."""
+    """Whether the GPU finishes its queue within that time, so that no collective waits."""
     done = threading.Event()
 
     def wait() -> None:
         try:
             torch.cuda.synchronize(device)
         except RuntimeError as error:
-            _log.debug("the GPU did not come to an end: %s", error)
+            _log.debug("the GPU did not finish its queue: %s", error)
         else:
             done.set()
 
@@ -53,7 +53,7 @@ def is_idle(device: torch.device, seconds: float) -> bool:
 
 
 def abort(group: dist.ProcessGroup) -> bool:
-    """Break off what waits in a group on NCCL, from any thread; False where this release of PyTorch cannot."""
+    """Abort the collectives of a group on NCCL, from any thread; false where this release of PyTorch cannot."""
     try:
         if hasattr(group, "abort"):
             group.abort()
@@ -64,5 +64,5 @@ def abort(group: dist.ProcessGroup) -> bool:
                 getattr(backend, name)()
                 return True
     except RuntimeError as error:
-        _log.warning("a group on NCCL was not broken off: %s", error)
+        _log.warning("the collectives of a group on NCCL were not aborted: %s", error)
     return False

@@ -1,6 +1,6 @@
-"""The job's store as PyTorch knows stores: every request goes over a connection on which both sides proved themselves.
+"""The job's store as a store of PyTorch's, over connections on which both sides have proved that they know the secret.
 
-What is said on a connection, and how it is guarded, is in `pollux.wire.live.store_channel`.
+`pollux.wire.live.store_channel` has the messages and their protection.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["AuthenticatedStore"]
 
 _READ_BYTES = 1 << 18
 _CONNECT_SECONDS = 20.0
-# The store says itself when keys did not come in time; who hears nothing so long after that has lost it.
+# The store itself answers when keys are late; without an answer for this much longer it counts as lost.
 _GRACE_SECONDS = 10.0
 _MOST_SECONDS = 1e6
-# PyTorch's groups keep the store behind this object without keeping the object, and call it as long as they live.
+# PyTorch's groups call this object as long as they live, without keeping a reference to it.
 _kept: list[AuthenticatedStore] = []
 
 
@@ -52,7 +52,7 @@ class _Connection:
             said += self._hear(store_channel.NONCE_BYTES + store_channel.CODE_BYTES - len(said))
         answered, theirs = said[: store_channel.NONCE_BYTES], said[store_channel.NONCE_BYTES :]
         if not hmac.compare_digest(theirs, store_channel.proof(secret, b"store", asked, answered)):
-            raise ConnectionError("whoever answers there does not know the job's secret")
+            raise ConnectionError("the process that answers there does not know the job's secret")
         self._line.sendall(store_channel.proof(secret, b"replica", asked, answered))
         return store_channel.frames(secret, b"replica", asked, answered)
 
@@ -77,10 +77,10 @@ class _Connection:
 
 
 class AuthenticatedStore(dist.Store):
-    """A store for any number of threads: each request has a connection of its own, which the next one then takes.
+    """A store for any number of threads: each request uses a connection of its own, and a later one uses it again.
 
-    So one that waits for a key holds up no other. Errors are PyTorch's: `DistStoreError` where keys did not come in
-    time, `DistNetworkError` where the store is gone.
+    So a request that waits for a key delays no other. Errors are PyTorch's: `DistStoreError` where keys did not come in
+    time, `DistNetworkError` where the store does not answer.
     """
 
     def __init__(self, access: StoreAccess, timeout: float) -> None:
@@ -94,7 +94,7 @@ class AuthenticatedStore(dist.Store):
 
     @property
     def _patience(self) -> float:
-        """Seconds that keys are waited for. PyTorch's own code may change them, and changes them in its base class."""
+        """How many seconds to wait for keys. PyTorch's own code may change them, in the base class."""
         limit: datetime.timedelta = self.timeout  # type: ignore[attr-defined]
         return limit.total_seconds()
 
@@ -105,43 +105,43 @@ class AuthenticatedStore(dist.Store):
         self._ask(StoreOperation.SET, [key.encode(), _bytes(value)])
 
     def get(self, key: str) -> bytes:
-        """The value of a key, which is waited for."""
+        """Wait for a key; its value."""
         return self._await(StoreOperation.GET, [key], None)[0]
 
     def add(self, key: str, amount: int) -> int:
-        """Count a key up; the new number."""
+        """Add to the number of a key; the new number."""
         return int(self._ask(StoreOperation.ADD, [key.encode(), b"%d" % amount])[0])
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these are there."""
+        """Whether all these keys exist."""
         return self._ask(StoreOperation.CHECK, [key.encode() for key in keys])[0] == b"1"
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
-        """Return once all of these are there."""
+        """Wait until all these keys exist."""
         self._await(StoreOperation.WAIT, keys, timeout)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Write a key that has the expected value; the value that holds now."""
+        """Write a key if it has the expected value; the value that it has then."""
         return self._ask(StoreOperation.COMPARE_SET, [key.encode(), _bytes(expected), _bytes(desired)])[0]
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; whether it was there."""
+        """Delete a key; whether it existed."""
         return self._ask(StoreOperation.DELETE, [key.encode()])[0] == b"1"
 
     def num_keys(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return int(self._ask(StoreOperation.COUNT, [])[0])
 
-    # By these names PyTorch's own code calls the two.
+    # PyTorch's own code calls the two by these names.
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Write on at the end of a value."""
+        """Append to a value."""
         self._ask(StoreOperation.APPEND, [key.encode(), _bytes(value)])
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """The values of keys, which are waited for."""
+        """Wait for keys; their values."""
         return self._await(StoreOperation.MULTI_GET, keys, None)
 
     def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:
@@ -150,11 +150,11 @@ class AuthenticatedStore(dist.Store):
         self._ask(StoreOperation.MULTI_SET, [part for key, value in pairs for part in (key.encode(), _bytes(value))])
 
     def has_extended_api(self) -> bool:
-        """That `append`, `multi_get` and `multi_set` are there."""
+        """Whether `append`, `multi_get` and `multi_set` exist: yes."""
         return True
 
     def clone(self) -> AuthenticatedStore:
-        """A store for another thread, which this one is."""
+        """This store, which any thread may use."""
         return self
 
     # Requests
@@ -175,7 +175,7 @@ class AuthenticatedStore(dist.Store):
             connection.close()
             raise dist.DistNetworkError(f"the job's store at {self._access.address} is gone: {error}") from error
         except BaseException:
-            # A signal: whatever the answer is, it is not the next one's.
+            # A signal came in between: the next request must not read the answer to this one.
             connection.close()
             raise
         self._give_back(connection)
@@ -188,7 +188,7 @@ class AuthenticatedStore(dist.Store):
 
     def _take(self) -> _Connection:
         if self._process != os.getpid():
-            # A worker forked from the replica: what its parent says there is none of its own.
+            # This is a worker forked from the replica, and must not use its parent's connections.
             self._free, self._process = collections.deque(), os.getpid()
         with contextlib.suppress(IndexError):
             return self._free.pop()
@@ -198,7 +198,7 @@ class AuthenticatedStore(dist.Store):
         self._free.append(connection)
 
     def close(self) -> None:
-        """Let go of its connections; no group may use it any more."""
+        """Close the connections; no group may use the store afterwards."""
         while self._free:
             self._free.pop().close()
         if self in _kept:

@@ -1,8 +1,8 @@
-"""The TCP connections between replicas, so that those who wait for one that is silent can stop waiting.
+"""Cuts TCP connections between replicas, so that the others stop waiting for a replica that is silent.
 
-A collective over gloo ends when a connection does, and at nothing else but its own timeout: not at a call from another
-thread, and not when a node is cut off. So the others end their connections themselves. Only connections are touched
-whose other end a replica of the same job has called its own.
+A collective over gloo ends only with its timeout or with a connection: not by a call from another thread, and not when
+a node loses its network. So the other replicas cut their connections themselves. They cut a connection only if a
+replica of the same job has published its other end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MAPPED = "::ffff:"
 
 
 def is_possible() -> bool:
-    """Whether connections can be looked at here: not where a script has set a default timeout for its sockets."""
-    # A socket object would then change how the connection waits, for whoever uses it.
+    """Whether connections can be listed here: not where a script has set a default timeout for its sockets."""
+    # A socket object of ours would then set this timeout on the connection itself.
     return socket.getdefaulttimeout() is None and os.path.isdir("/proc/self/fd")
 
 
@@ -30,7 +30,7 @@ def own_ends() -> list[str]:
 
 
 def cut(ends: Collection[str]) -> int:
-    """End the connections of this process to these ends; how many there were."""
+    """Cut the connections of this process to these ends; how many there were."""
     count = 0
     for connection, _, theirs in _connections():
         if _text(theirs) in ends:
@@ -41,7 +41,7 @@ def cut(ends: Collection[str]) -> int:
 
 
 def _text(address: tuple[object, ...]) -> str:
-    """The same for both sides: one may see an IPv4 address where the other sees it written as an IPv6 one."""
+    """The text of an address, equal on both sides: one may see as IPv6 what the other sees as IPv4."""
     host = str(address[0]).partition("%")[0].lower()
     plain = host.removeprefix(_MAPPED)
     return f"{plain if '.' in plain else host} {address[1]}"

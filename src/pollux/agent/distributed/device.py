@@ -28,7 +28,7 @@ def _named_device(asked: torch.device | str) -> torch.device:
 
 
 def choose_device(asked: torch.device | str | None, environment: Environment) -> torch.device:
-    """The device asked for; else this replica's GPU where there is one, else the CPU."""
+    """The requested device; by default this replica's GPU where there is one, else the CPU."""
     if asked is not None:
         device = _named_device(asked)
     else:

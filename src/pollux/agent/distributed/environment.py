@@ -20,7 +20,7 @@ __all__ = ["Environment", "read_environment"]
 class Environment:
     """Which replica this is: `replica` of `num_replicas`, number `local_replica` on its node, over `num_nodes`.
 
-    The other fields are the `POLLUX_*` variables, see `pollux.wire.environment`; None or empty where one is not set.
+    The other fields are the `POLLUX_*` variables, see `pollux.wire.environment`; None or empty where not set.
     """
 
     replica: int = 0
@@ -53,7 +53,7 @@ class Environment:
     ) -> tuple[int | None, int | None, int | None]:
         """The initial batch, the largest batch, and the largest local batch, each None where not limited.
 
-        The script's values come before the launcher's; of two local limits the smaller one counts. Where the launcher
+        The script's values override the launcher's; of two local limits the smaller one counts. Where the launcher
         wants a fixed batch, the largest batch is None, which means exact mode.
         """
         ceiling = (maximum or self.max_batch_size) if self.adapts else None
@@ -98,13 +98,13 @@ def _path(variables: Mapping[str, str], name: str) -> Path | None:
 
 
 def _location(variables: Mapping[str, str], name: str) -> str | Path | None:
-    """A folder, or the address of an object store as text, since a `Path` would spoil the address."""
+    """A folder, or the address of an object store as text, which a `Path` would change."""
     text = variables.get(name, "")
     return text if is_address(text) else _path(variables, name)
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
-    """What `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` and `POLLUX_*` say about this process.
+    """Read `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` and `POLLUX_*`.
 
     Without these variables the process is the only replica, on one node.
     """

@@ -1,7 +1,4 @@
-"""The replicas of one job as one thing: process groups, the wrapped model, small agreements between replicas.
-
-What is averaged, and with which weight, is decided in `loss_weighting`; what is agreed on, in `job`.
-"""
+"""The process groups of the replicas of one job, the wrapped model, and small exchanges between replicas."""
 
 from __future__ import annotations
 
@@ -28,19 +25,19 @@ from pollux.core.errors import InvalidInput
 
 __all__ = ["ReplicaGroup", "WrappedModel", "is_loss"]
 
-# Whoever trains with Pollux meets in the job's store, also by a group of its own.
+# All process groups of a job meet in its store, also those that the script makes.
 rendezvous.install()
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _UNFINISHED = "Expected to have finished reduction"
 _NAMED = 5
 _LOOK_SECONDS = 0.05
-# A step that is not done on the GPU so long after a loss is known waits for the lost ones.
+# Where the GPU has not finished its queue this long after a loss is known, a collective waits for a lost replica.
 _IDLE_SECONDS = 2.0
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether an error says that other replicas, or the store, are gone or silent, and nothing of the user's code."""
+    """Whether an error says that other replicas or the store are lost; false for errors of the user's code."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error)
@@ -54,9 +51,9 @@ def _data_group() -> dist.ProcessGroup:
 
 
 class WrappedModel(DistributedDataParallel):
-    """PyTorch's data-parallel wrapper that also answers for the attributes of the model inside.
+    """PyTorch's data-parallel wrapper that also has the attributes of the model inside.
 
-    `broken` says that replicas were lost in a forward pass, and how; its output is then of no use.
+    `broken` is the error where replicas were lost in a forward pass, whose output is then of no use.
     """
 
     ran: bool = False
@@ -65,16 +62,16 @@ class WrappedModel(DistributedDataParallel):
     successor: Callable[[], nn.Module] | None = None
 
     def forward_to(self, successor: Callable[[], nn.Module]) -> None:
-        """From here on be whichever model that says, for scripts that kept this one."""
+        """Forward calls to the model that `successor` returns, for scripts that have kept this wrapper."""
         vars(self)["successor"] = successor
 
     def release_group(self) -> None:
-        """Let go of the process group, which ends with its last holder: others that wait in it are freed by that."""
+        """Release the process group. It ends with its last reference, which frees replicas that wait in it."""
         for name in ("reducer", "logger", "process_group"):
             vars(self).pop(name, None)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The model's own forward; noted, so that a step that went round it can be told."""
+        """Run the model's forward, and note that it ran, to notice a step that calls the inner model."""
         if self.successor is not None:
             return self.successor()(*inputs, **kwargs)
         self.ran = True
@@ -87,13 +84,13 @@ class WrappedModel(DistributedDataParallel):
                 raise InvalidInput(self._unused(str(error))) from error
             else:
                 raise
-        # The loop goes on to its backward pass, where that is dealt with; until then layers learn nothing.
+        # The loop handles the loss in its backward pass; until then BatchNorm layers must not count.
         synchronise_batchnorm(self.module, None)
         set_counted(self.module, False)
         return self.module(*inputs, **kwargs)
 
     def _unused(self, said: str) -> str:
-        """What to tell about parameters that got no gradient, from what PyTorch says about their numbers."""
+        """The error about parameters without a gradient; PyTorch gives their numbers."""
         trained = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         listed = re.search(r"did not receive grad for rank \d+:([ \d]+)", said)
         numbers = [int(number) for number in listed[1].split()] if listed is not None else []
@@ -101,7 +98,7 @@ class WrappedModel(DistributedDataParallel):
         few = f"{', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"
         which = f"{len(names)} of {len(trained)} parameters ({few})" if names else "some parameters"
         return (
-            f"{which} had no part in the loss of the step before, so that replicas waited for their gradients in vain: "
+            f"{which} had no part in the loss of the step before, so replicas waited for their gradients in vain: "
             'pass ddp_options={"find_unused_parameters": True} to pollux.init, or leave them out of the model'
         )
 
@@ -115,11 +112,11 @@ class WrappedModel(DistributedDataParallel):
 
 
 class ReplicaGroup:
-    """This process among `num_replicas`; alone, it opens no socket. With `meeting`, replicas may change while they run.
+    """This process among `num_replicas`; a single replica opens no socket.
 
-    Two groups: `data` (the default one: NCCL on GPUs, gloo elsewhere) carries gradients, `control` (always
-    gloo) carries the few small numbers that replicas agree on, without touching the GPU. `is_broken`: collectives on
-    the GPU were broken off, and gradients are none.
+    With `meeting`, the store where groups meet, replicas may change while they run. There are two groups: the default
+    one (NCCL on GPUs, else gloo) carries gradients; `control` (always gloo) carries small numbers without the GPU.
+    `is_broken`: collectives on the GPU were aborted, so that gradients are no averages.
     """
 
     def __init__(
@@ -143,7 +140,7 @@ class ReplicaGroup:
         self._breaking = threading.Lock()
         self._is_intact: bool | None = None
         self.is_broken = False
-        # Longer than what one replica may have to do alone: who hangs is ended by whoever supervises it, not by this.
+        # Longer than the work of one replica alone, such as a save. The supervisor ends a replica that hangs, not this.
         self._limit = datetime.timedelta(seconds=timeout or environment.timeout or DEFAULT_TIMEOUT_SECONDS)
         if dist.is_initialized():
             self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()
@@ -184,7 +181,7 @@ class ReplicaGroup:
             self.owns_group = True
         else:
             store = dist.distributed_c10d._get_default_store()
-        # A process group may outlive a job: each job has its own keys, numbered alike on all replicas.
+        # A process group may outlive a job: each job has keys of its own, with the same number on all replicas.
         number = store.add(f"pollux/jobs/{self.replica}", 1)
         self.store = dist.PrefixStore(f"pollux/job/{number}", store)
         self.control = dist.new_group(backend="gloo", timeout=limit)
@@ -196,9 +193,9 @@ class ReplicaGroup:
     def connect(
         self, replica: int, num_replicas: int, num_nodes: int, meeting: dist.Store | None, patience: float | None = None
     ) -> None:
-        """Be that replica among that many, which meet there within `patience` seconds; after `disconnect`.
+        """After `disconnect`: become that replica of that many, which meet there within `patience` seconds.
 
-        A collective. What the replicas hold must be the same already, or made so before they train.
+        A collective. The replicas must have equal models, or get them before they train.
         """
         self.replica, self.num_replicas, self.num_nodes = replica, num_replicas, num_nodes
         self._are_alike = True
@@ -206,23 +203,23 @@ class ReplicaGroup:
             self._join(meeting, patience)
 
     def abort_collectives(self) -> bool:
-        """End what waits on a GPU for replicas that are gone, before `disconnect`; from any thread, once a group.
+        """Abort collectives on the GPU that wait for lost replicas, before `disconnect`; from any thread, once a group.
 
-        False where a step was under way there: what the optimiser made of it is not to be trusted. Without NCCL there
-        is nothing to do: its collectives end by themselves, with an error, and no step is taken after one.
+        False where a step was under way, whose result cannot be trusted. Without NCCL there is nothing to do:
+        collectives end with an error by themselves, and no step follows one.
         """
         with self._breaking:
             if not (self.owns_group and dist.is_initialized() and dist.get_backend() == "nccl"):
                 return True
             if self._is_intact is None:
-                # From here on no step is taken: see `StepRunner`.
+                # `StepRunner` takes no step from here on.
                 self.is_broken = True
                 self._is_intact = abort.watchdog_is_out() and abort.is_idle(self.device, _IDLE_SECONDS)
                 abort.abort(_data_group())
             return self._is_intact
 
     def disconnect(self) -> None:
-        """Leave the groups made here; whoever waits for this replica in one of them gets an error."""
+        """Leave the groups made here; replicas that wait for this one in them get an error."""
         if self._wrapped is not None and self.owns_group:
             self._wrapped.release_group()
             self._wrapped = None
@@ -235,9 +232,9 @@ class ReplicaGroup:
         self.store = None
 
     def another_control(self) -> dist.ProcessGroup | None:
-        """A group like `control` for a thread of its own, since collectives of two threads on one group would mix.
+        """A group like `control` for another thread: collectives of two threads on one group would mix.
 
-        None for one replica; otherwise a collective.
+        A collective; None for one replica.
         """
         if self.num_replicas == 1:
             return None
@@ -251,7 +248,7 @@ class ReplicaGroup:
         return self.replica == 0
 
     def wrap(self, model: nn.Module, options: Mapping[str, object] | None = None) -> nn.Module:
-        """The model to call in training: itself when alone, else wrapped so that gradients are averaged."""
+        """The model to call in training: with several replicas a wrapper that averages gradients, else the model."""
         if self.num_replicas == 1:
             return model
         known = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -264,7 +261,7 @@ class ReplicaGroup:
         return self._wrapped
 
     def require_same(self, what: str, value: int) -> None:
-        """Refuse to go on where replicas were started with different values."""
+        """Raise `InvalidInput` where replicas have different values."""
         table = self.gather([float(value)])
         if (table != table[0]).any():
             seen = ", ".join(f"{number:.0f}" for number in sorted(set(table[:, 0])))
@@ -273,7 +270,7 @@ class ReplicaGroup:
             )
 
     def gather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
-        """Everyone's numbers, one row per replica, the same on all; a collective."""
+        """The numbers of all replicas, a row for each; a collective."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         if self.num_replicas == 1:
             return mine.unsqueeze(0).numpy()
@@ -282,11 +279,11 @@ class ReplicaGroup:
         return torch.stack(parts).numpy()
 
     def are_all_at(self, step: int, seconds: float) -> bool:
-        """Whether all replicas ask this within so many seconds, at the same step."""
+        """Whether all replicas call this at the same step, within that many seconds."""
         if self.num_replicas == 1:
             return True
         if self.store is None:
-            # Disconnected: the others go elsewhere, or nowhere.
+            # This replica has left its group.
             return False
         key, until = f"all-at/{step}", time.monotonic() + seconds
         try:
@@ -300,28 +297,28 @@ class ReplicaGroup:
         return True
 
     def joint_name(self, mine: str) -> str:
-        """What replicas call themselves (their kinds of GPU, say) as one name, the same on all; a collective."""
+        """The different names of all replicas (such as their GPU types) as one name; a collective."""
         return " and ".join(sorted({name.decode() for name in self.gather_bytes(mine.encode())}))
 
     def add_up(self, values: Tensor) -> Tensor:
-        """The sum over replicas of a small host tensor, in place; a collective. Integers wrap around."""
+        """Sum a small host tensor over replicas, in place; a collective. Integers wrap around."""
         if self.num_replicas > 1:
             dist.all_reduce(values, group=self.control)
         return values
 
     def sum_integers(self, values: Sequence[int]) -> list[int]:
-        """The sums of everyone's signed 64-bit integers, which wrap around; a collective."""
+        """The sums over replicas of signed 64-bit integers, which wrap around; a collective."""
         sums: list[int] = self.add_up(torch.tensor(values, dtype=torch.int64)).tolist()
         return sums
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
-        """Everyone's bytes, by replica; a collective."""
+        """The bytes of all replicas, by replica; a collective."""
         return byte_collectives.gather_bytes(content, self.num_replicas, self.control)
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """The mean over replicas of every gradient, for steps that went without the wrapper's own averaging.
+        """Average all gradients over replicas, for steps without the wrapper's averaging.
 
-        A parameter without a gradient anywhere keeps none; one with a gradient somewhere counts as zero elsewhere.
+        A parameter that has a gradient on some replicas counts as zero on the others.
         """
         if self.num_replicas == 1:
             return
@@ -343,13 +340,13 @@ class ReplicaGroup:
                 parameter.grad.copy_(piece.view_as(parameter.grad))
 
     def broadcast_buffers(self, model: nn.Module) -> None:
-        """Replica 0's buffers for all: where BatchNorm is not synchronised its running averages differ."""
+        """Copy replica 0's buffers to all: without synchronised BatchNorm, running averages differ."""
         if self.num_replicas > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
     def close(self) -> None:
-        """Leave the groups made here. The wrapper is taken apart first: its threads outlive a plain exit badly."""
+        """Leave the groups made here, after the wrapper, whose threads may crash a process that exits."""
         if not self.owns_group and self.control is not None and dist.is_initialized():
             for group in (self.control, *self._others):
                 dist.destroy_process_group(group)

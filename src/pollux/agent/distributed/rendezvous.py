@@ -1,6 +1,6 @@
-"""Groups that meet by `env://`, a script's own and those of Lightning and others, meet in the job's store.
+"""Lets process groups that meet by `env://`, those of a script or of Lightning, meet in the job's store.
 
-PyTorch's own client would be turned away there where it comes from another machine, since it proves nothing.
+The store refuses PyTorch's own client from another machine, since that cannot prove that it knows the secret.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Meeting = tuple[dist.Store, int, int]
 
 
 def store_access() -> StoreAccess | None:
-    """Where the launcher of this process hosts its job's store; None where none does."""
+    """The address and secret of the job's store, from the launcher of this process; None where there is none."""
     try:
         return StoreAccess.read(os.environ)
     except ValueError:
@@ -34,7 +34,7 @@ def store_access() -> StoreAccess | None:
 
 
 def _meets_there(access: StoreAccess | None) -> bool:
-    """Whether `env://` names the job's store; torchrun inside a job, say, has a store of its own."""
+    """Whether `env://` means the job's store; torchrun inside a job, for example, has a store of its own."""
     return access is not None and access.address == f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
@@ -55,8 +55,8 @@ def _through_the_store(usual: Callable[..., Iterator[_Meeting]]) -> Callable[...
 
 
 def install() -> None:
-    """Have it so from now on, in this process; a second call changes nothing."""
-    # As an attribute of its package the module is hidden by the function of the same name.
+    """Install this for `env://` in this process; a second call changes nothing."""
+    # In the package a function of the same name hides the module.
     handlers = getattr(importlib.import_module("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
     usual = handlers.get("env")
     if usual is not None and not hasattr(usual, "of_pollux"):

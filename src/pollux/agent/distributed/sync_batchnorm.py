@@ -1,6 +1,6 @@
-"""BatchNorm over the whole micro-step: its statistics are those of all replicas' samples together.
+"""BatchNorm with the statistics of all replicas' samples of a micro-step.
 
-PyTorch's own synchronised layer runs on GPUs only and knows no filler samples; this one runs anywhere.
+PyTorch's own synchronised layer runs on GPUs only and has no filler samples; this one runs on any device.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def _layers(model: nn.Module) -> Iterator[_BatchNorm]:
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    """Whether a split batch would differ from a whole one: some layer normalises over the batch in training."""
+    """Whether some layer normalises over the batch in training, so that a split batch differs from a whole one."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def synchronise_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> int:
-    """Make every BatchNorm layer normalise over all replicas of `group`; returns how many there are.
+    """Let every BatchNorm layer normalise over all replicas of `group`; returns the number of layers.
 
-    The layers stay the same objects with the same parameters, buffers and state-dict names; only their class
-    changes to a subclass of what it was, and changes back with `group` None.
+    The layers stay the same objects with the same parameters, buffers and state-dict names: only their class changes to
+    a subclass, and back with `group` None.
     """
     count = 0
     for layer in _layers(model):
@@ -49,9 +49,9 @@ def synchronise_batchnorm(model: nn.Module, group: dist.ProcessGroup | None) -> 
 
 
 def set_counted(model: nn.Module, counted: bool) -> None:
-    """Whether this replica's samples count in the statistics; a filler's must not.
+    """Set whether this replica's samples count in the statistics; those of a filler must not.
 
-    Layers that are not synchronised use their running averages for a filler, whose output does not matter.
+    Layers that are not synchronised then use their running averages.
     """
     for layer in _layers(model):
         entries = vars(layer)
@@ -77,7 +77,7 @@ def _synchronised_class(original: type[_BatchNorm]) -> type[_BatchNorm]:
 
 
 def _deepcopy(self: _BatchNorm, memo: dict[int, Any]) -> _BatchNorm:
-    """A copy (an average of weights, say) is a plain layer again: a process group cannot be copied."""
+    """Copy as a plain layer, since a process group cannot be copied; for example for an average of weights."""
     import copy
 
     original: type[_BatchNorm] = type(self).original_class  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def _deepcopy(self: _BatchNorm, memo: dict[int, Any]) -> _BatchNorm:
 def _forward(self: _BatchNorm, input: Tensor) -> Tensor:
     uses_batch = self.training or (self.running_mean is None and self.running_var is None)
     if not uses_batch or not torch.is_grad_enabled():
-        # Outside training there is no promise that every replica runs this forward, so none may wait here.
+        # Outside of training not all replicas need run this forward pass, so none may wait here.
         return type(self).original_class.forward(self, input)  # type: ignore[attr-defined, no-any-return]
     self._check_input_dim(input)
     counted: bool = vars(self)["pollux_counted"]
@@ -122,13 +122,13 @@ def _statistics(input: Tensor, counted: bool, group: dist.ProcessGroup) -> tuple
     table = torch.stack(parts)
     channels = mean.shape[0]
     sizes = table[:, -1:]
-    # In an accumulated step the last micro-steps may have fillers only: nothing divided by one.
+    # The last micro-steps of an accumulated step may have fillers only: then divide by one.
     count = sizes.sum()
     divisor = count.clamp(min=1.0)
     means, variances = table[:, :channels], table[:, channels : 2 * channels]
     mean = (means * sizes).sum(0) / divisor
     variance = ((variances + (means - mean) ** 2) * sizes).sum(0) / divisor
-    # Of nothing there is no spread; one keeps a filler's activations, whose loss counts nothing, in range.
+    # Without samples the variance is set to one, which keeps a filler's activations in range.
     return mean, torch.where(count > 0, variance, torch.ones_like(variance)), count
 
 
@@ -149,7 +149,7 @@ def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> 
 
 
 class _Normalise(torch.autograd.Function):
-    """y = (x − mean)/sqrt(variance + eps)·weight + bias, whose gradient flows through everyone's statistics."""
+    """y = (x − mean)/sqrt(variance + eps)·weight + bias, with a gradient through the statistics of all replicas."""
 
     @staticmethod
     def forward(
@@ -168,7 +168,7 @@ class _Normalise(torch.autograd.Function):
         inverse = torch.rsqrt(variance + eps)
         normal = (input.to(mean.dtype) - mean.view(shape)) * inverse.view(shape)
         ctx.save_for_backward(normal, inverse, weight, count)
-        # Not the group itself: a loss that a script keeps must not keep the group, which others may wait in.
+        # Not the group itself: a script may keep a loss, which must not keep the group alive.
         ctx.entries, ctx.shape, ctx.counted = entries, shape, counted
         output = normal
         if weight is not None:

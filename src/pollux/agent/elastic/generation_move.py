@@ -1,6 +1,6 @@
-"""How a replica goes to another generation of its job: it meets the others, gets or gives the state, and rebuilds.
+"""Moves a replica to another generation: it meets the others, sends or receives the state, and rebuilds the job.
 
-When that is due is decided in `member`; plans and keys are in `membership`, the bytes in `state_transfer`.
+`member` decides when; `membership` has plans and keys, `state_transfer` the bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger("pollux")
 
 
 class JobLost(SystemExit):
-    """Ends a replica that cannot go on by itself: its supervisor starts the job again from its checkpoint.
+    """Ends a replica that cannot continue: the supervisor restarts the job from its checkpoint.
 
     The exit code is 75; 143 where the replica was asked to stop meanwhile.
     """
@@ -48,26 +48,26 @@ class JobLost(SystemExit):
 
 
 class NotNeeded(SystemExit):
-    """Ends a replica that leaves, or one that was to join a generation that was given up."""
+    """Ends a replica that leaves, and one that was to join a generation that was withdrawn."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
 class _Withdrawn(Exception):
-    """The generation does not come about, and all replicas stay where they are."""
+    """The plan was withdrawn in time: all replicas stay in their generation."""
 
 
 def _nothing(phase: str, rank: int) -> None:
-    """Outside of tests nothing else happens at a phase."""
+    """Does nothing; tests replace it."""
 
 
 at_phase: Callable[[str, int], None] = _nothing
-"""Called at each phase of a change with this replica's rank; tests put failures here."""
+"""Called at each phase of a change with this replica's rank, so that tests can inject failures."""
 
 
 class GenerationMove:
-    """Carries out the moves of one replica; `stop_wanted` says whether the replica was asked to stop."""
+    """The moves of one replica; `stop_wanted` says whether the replica was asked to stop."""
 
     def __init__(
         self, membership: Membership, replicas: ReplicaGroup, states: StateTrack, beat: HeartbeatSource
@@ -80,21 +80,21 @@ class GenerationMove:
         self._beat = beat
 
     def leave_broken_group(self, job: Resizable) -> None:
-        """Leave the groups in which replicas were lost, and go back to the state before the unfinished step."""
+        """Leave the groups in which replicas were lost, and return to the state before the unfinished step."""
         now = self._states.now
         self._states.enter(CutOff(joins=now.joins, has_state=now.has_state))
         self.connections.forget()
         if not self._replicas.abort_collectives():
             _log.warning("a step on the GPU waited for the lost replicas: the state it left cannot be trusted")
             self._states.now.has_state = False
-        # At once: this frees the replicas that wait for this one in the broken step.
+        # Before all else: this frees the replicas that wait for this one in the broken step.
         job.disconnect()
         job.drop_unfinished_step()
 
     def move_to(self, job: Resizable, plan: GenerationPlan, began: float) -> None:
-        """Go to the generation of a plan, or to that of a later plan where this one fails.
+        """Move to the generation of a plan, or of a later plan where this one fails; `began`: see `Regrouping`.
 
-        Where a plan is withdrawn in time, the replica stays in its generation. `began`: see `Regrouping`.
+        Where the plan is withdrawn in time, the replica stays in its generation.
         """
         num_before = self._replicas.num_replicas
         while True:
@@ -114,15 +114,15 @@ class GenerationMove:
                     self._beat.busy = Activity.TRAINING
                     return
             except CheckpointMismatch as error:
-                # What was sent does not fit this replica, and would not fit a second time.
+                # The state that was sent does not fit this replica, and would not the next time.
                 self._membership.fail(plan.generation, f"the state does not fit a replica: {error}")
                 self._states.enter(Gone())
                 raise JobLost from error
             except (dist.DistError, RuntimeError, PolluxError) as error:
                 problem = f"{type(error).__name__}: {error}"
-            _log.warning("generation %d did not come about: %s", plan.generation, problem.splitlines()[0][:300])
+            _log.warning("the move to generation %d failed: %s", plan.generation, problem.splitlines()[0][:300])
             self.connections.forget()
-            # No step is under way, and a replica that sends its state only reads it: the state stays good.
+            # No step is under way, and sending does not change the state, so it stays valid.
             self._replicas.abort_collectives()
             job.disconnect()
             self._states.enter(CutOff(joins=move.joins, has_state=move.has_state))
@@ -131,7 +131,7 @@ class GenerationMove:
         self._beat.busy = Activity.FIRST_STEP
 
     def _enter(self, job: Resizable, move: Regrouping) -> ResizePause:
-        """Become a member of the generation, or leave the job where the plan says so; returns the open pause."""
+        """Become a member of the generation, or leave the job if the plan says so; returns the open pause."""
         membership, plan = self._membership, move.plan
         rank = self._rank_in(move)
         if rank is None:
@@ -151,7 +151,7 @@ class GenerationMove:
             pause.end_part("regroup")
         job.rebuild(state, receives)
         move.has_state = True
-        # Once more: some of the job's parts have groups of their own, which are there now.
+        # Again, since some parts of the job have made groups of their own meanwhile.
         self.connections.publish(plan.generation)
         membership.generation = plan.generation
         pause.end_part("wrap")
@@ -165,9 +165,9 @@ class GenerationMove:
         return plan.rank_of(membership.ranks[plan.before])
 
     def _get_state(self, job: Resizable, move: Regrouping, number: int, pause: ResizePause) -> tuple[bool, State]:
-        """Meet the others, as that number of them, and bring the state to the replicas that lack it.
+        """Meet the others as that number, and send the state to the replicas that lack it.
 
-        Returns whether this replica received, and the state.
+        Returns whether this replica received it, and the state.
         """
         plan = move.plan
         self._wait_at_door(plan, number)
@@ -177,13 +177,13 @@ class GenerationMove:
         at_phase("transfer", number)
         receives, state = self._transfer(job, move, pause)
         if plan.senders:
-            # No replica may let go of that group while another one is in it.
+            # No replica may leave that group while another one is using it.
             self._membership.write(keys.received(plan.generation, number))
             self._wait_for(plan, lambda: self._membership.have_received(plan), plan.deadlines.transfer)
         return receives, state
 
     def _connect(self, job: Resizable, plan: GenerationPlan, number: int, size: int) -> None:
-        """Leave the old groups for one of that size: of all members, or of them and those that hand the state over."""
+        """Leave the old groups for one of `size`: all members, with or without the leavers that send the state."""
         membership, generation = self._membership, plan.generation
         self.connections.forget()
         job.disconnect()
@@ -193,7 +193,7 @@ class GenerationMove:
         self.connections.publish(generation)
 
     def _hand_over(self, job: Resizable, move: Regrouping) -> None:
-        """Send the state to replicas that take the place of all old ones; returns once they hold it."""
+        """Send the state to the replicas that replace all old ones; returns once they have it."""
         plan = move.plan
         number = plan.place_of_sender(self._membership.ranks[plan.before])
         if number is None:
@@ -205,14 +205,14 @@ class GenerationMove:
         self._wait_for(plan, lambda: self._membership.is_handed_over(plan.generation), plan.deadlines.join)
 
     def _wait_for(self, plan: GenerationPlan, is_so: Callable[[], bool], seconds: float) -> None:
-        """Wait until something is so. `PolluxError` after so many seconds, a request to stop, or where a rank fails."""
+        """Wait until `is_so`; `PolluxError` after that many seconds, a request to stop, or a failure of some rank."""
         membership, generation = self._membership, plan.generation
 
         def look() -> str | None:
             if is_so():
                 return OPEN
             if self.stop_wanted():
-                # It may have become so just before the request to stop came.
+                # It may have become true just before the request to stop.
                 return OPEN if is_so() else "asked to stop"
             why = membership.has_failed(generation)
             return None if why is None else f"it was given up: {why}"
@@ -222,7 +222,7 @@ class GenerationMove:
             raise PolluxError(f"generation {generation}: {found}")
 
     def _wait_at_door(self, plan: GenerationPlan, number: int) -> None:
-        """Wait until all that are to meet have come, so that no replica enters a group that never forms."""
+        """Wait until all replicas of the meeting have come, so that none enters a group that never forms."""
         membership, generation = self._membership, plan.generation
         at_phase("door", number)
         membership.write(keys.here(generation, number))
@@ -245,7 +245,7 @@ class GenerationMove:
             raise PolluxError(f"generation {generation}: {found}")
 
     def _decide_door(self, plan: GenerationPlan) -> str | None:
-        """OPEN where all have come to the door, SHUT where the plan was withdrawn before; None while it is neither.
+        """OPEN where all replicas have come, SHUT where the plan was withdrawn before that; None while undecided.
 
         The first replica that decides does so for all.
         """
@@ -255,9 +255,9 @@ class GenerationMove:
         return membership.decide(generation, SHUT) if membership.withdrawn(generation) is not None else None
 
     def _transfer(self, job: Resizable, move: Regrouping, pause: ResizePause) -> tuple[bool, State]:
-        """The replicas that are furthest send to those that are behind.
+        """Send the state from the replicas that are furthest to those that are behind.
 
-        Returns whether this replica received, and the state.
+        Returns whether this replica received it, and the state.
         """
         replicas, plan = self._replicas, move.plan
         mine = [*job.position()] if move.has_state else [-1] * len(job.position())
@@ -266,7 +266,7 @@ class GenerationMove:
             self._membership.fail(plan.generation, "no replica that holds the state is left")
             self._states.enter(Gone())
             raise JobLost
-        # A replica that leaves needs nothing: what it holds, maybe a step less, is complete, and it can save that.
+        # A replica that leaves receives nothing: its state, maybe a step behind, is complete and can be saved.
         senders, receivers = _roles(positions, plan.num_replicas if plan.senders else len(positions))
         receives = replicas.replica in receivers
         packed: Packed | None = None
@@ -281,20 +281,20 @@ class GenerationMove:
             packed, senders, receivers, replicas.control, job.templates() if receives else None
         )
         if move.joins:
-            # It waited until the others had finished a step, which is no part of their pause.
+            # It waited for the others to finish a step, and that time is no part of their pause.
             pause.count_from(met, float(state.values["paused_seconds"]))
         return receives, state
 
     @staticmethod
     def _own_state(job: Resizable, move: Regrouping, whole: bool) -> State:
-        # The time first: replicas that join count what is left of the pause from when they meet the others.
+        # Read the clock first: joining replicas count the rest of the pause from the moment they meet the others.
         paused = time.perf_counter() - move.began
         own = job.local_state(whole)
         own.values.update(num_replicas=move.num_before, paused_seconds=paused)
         return own
 
     def await_plan(self, job: Resizable, above: int, problem: str) -> GenerationPlan:
-        """The next plan for this replica. Where none comes, or it is asked to stop, it saves if it is to, and ends."""
+        """Wait for the next plan. Without one, or on a request to stop, save if this replica is to, and end."""
         membership = self._membership
 
         def look() -> GenerationPlan | str | None:
@@ -305,7 +305,7 @@ class GenerationMove:
         try:
             found = membership.wait(look, _PATIENCE_SECONDS)
         except (dist.DistError, RuntimeError) as error:
-            found, problem = None, f"{problem}; and the job's store is gone: {error}"
+            found, problem = None, f"{problem}; and the job's store does not answer: {error}"
         if isinstance(found, GenerationPlan):
             return found
         if self._states.now.has_state and self._is_first_left():
@@ -316,7 +316,7 @@ class GenerationMove:
         raise JobLost(exit_codes.STOPPED if found == STOP else exit_codes.RESTART)
 
     def _is_first_left(self) -> bool:
-        """Whether this replica is the one to save; without the job's store only replica 0 can know that it is."""
+        """Whether this replica is the one to save; without the job's store it is replica 0."""
         with contextlib.suppress(dist.DistError, RuntimeError):
             return self._membership.is_first_left(_FIRST_LEFT_SECONDS)
         return self._membership.rank == 0
@@ -326,12 +326,12 @@ class GenerationMove:
         membership, plan = self._membership, move.plan
         at_phase("leave", membership.rank)
         if plan.why != LOST and not plan.senders:
-            # Others may still be in a collective of the old groups.
+            # Other replicas may still be in a collective of the old groups.
             decided = None
             with contextlib.suppress(dist.DistError, RuntimeError):
                 decided = membership.wait(lambda: self._decide_door(plan), _LEAVE_SECONDS)
             if decided == SHUT and move.can_stay:
-                raise _Withdrawn(f"generation {plan.generation} was withdrawn: it stays")
+                raise _Withdrawn(f"generation {plan.generation} was withdrawn: this replica stays")
         job.prepare_to_leave()
         self._states.enter(Gone())
         sys.stdout.flush()
@@ -339,8 +339,8 @@ class GenerationMove:
         os._exit(0)
 
 
-def _roles(positions: Sequence[tuple[float, ...]], num_going_on: int) -> tuple[list[int], list[int]]:
-    """The replicas that send, which are furthest, and those that receive, among the first `num_going_on`."""
+def _roles(positions: Sequence[tuple[float, ...]], num_staying: int) -> tuple[list[int], list[int]]:
+    """The replicas that are furthest, which send, and those of the first `num_staying` that are behind and receive."""
     furthest = max(positions)
     senders = [number for number, position in enumerate(positions) if position == furthest]
-    return senders, [number for number, position in enumerate(positions[:num_going_on]) if position != furthest]
+    return senders, [number for number, position in enumerate(positions[:num_staying]) if position != furthest]

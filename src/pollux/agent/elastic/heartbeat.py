@@ -1,4 +1,4 @@
-"""Heartbeats of the training thread, which another thread sends; the supervisor judges what silence means."""
+"""Makes the heartbeats of the training thread, which another thread sends; the supervisor judges silence."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _WAITING_CODE = (
             os.path.dirname(__file__),
         )
     ),
-    # PyTorch waits for others by it where it makes a group.
+    # PyTorch waits in it for other replicas when it makes a group.
     authenticated_store.__file__,
 )
-# A thread that waits for something that never comes uses nothing at all.
+# A thread that waits uses no processor time at all.
 _LEAST_WORK_SECONDS = 0.0005
 
 
 def thread_clock() -> Callable[[], float]:
-    """A clock of the processor time that the calling thread has used, for other threads to look at."""
+    """A clock of the processor time of the calling thread, which other threads can read."""
     clock_of = getattr(time, "pthread_getcpuclockid", None)
     if clock_of is None:
         return lambda: 0.0
@@ -47,7 +47,7 @@ def thread_clock() -> Callable[[], float]:
 
 
 def thread_is_held_up() -> Callable[[], bool]:
-    """Whether the calling thread is in code that waits for other replicas, for other threads to ask.
+    """A function by which other threads find out whether the calling thread waits for other replicas.
 
     The innermost Python code counts: a user's hook that hangs inside a backward pass does not wait for a replica.
     """
@@ -61,12 +61,12 @@ def thread_is_held_up() -> Callable[[], bool]:
 
 
 class HeartbeatSource:
-    """Makes the heartbeats of the training thread, from attributes that it sets and that another thread reads.
+    """Makes heartbeats from attributes that the training thread sets and another thread reads.
 
-    `step` counts up as steps end; `busy` is what the thread does that may take long and is no step. A thread that
-    computes something of the user's own, an evaluation for example, is seen by `worked`, its processor time. A thread
-    that other replicas hold up, in a collective, is seen by `held_up`. A thread that is stuck elsewhere sends nothing:
-    where all replicas stand still, the silent one is the one that holds the others up.
+    `step` is the last step; `busy` is an activity other than a step that may take long. `worked`, the thread's
+    processor time, shows that it computes something of the user's, such as an evaluation. `held_up` shows that it waits
+    for other replicas in a collective. A thread that hangs elsewhere sends nothing: so where no replica makes progress,
+    the silent one delays the others.
     """
 
     __slots__ = (
@@ -104,13 +104,13 @@ class HeartbeatSource:
         self._reads_since = 0.0
 
     def start_reading(self) -> None:
-        """The next batch is asked for, which may take long; `start_computing` ends that."""
+        """Note that the next batch is being read, which may take long, until `start_computing`."""
         if self.busy in (Activity.TRAINING, Activity.PASS_END):
             self._reads_since = self._clock()
             self.busy = Activity.DATA
 
     def start_computing(self) -> None:
-        """A batch is there, and the script has it next."""
+        """Note that a batch was read, and the script gets it."""
         if self.busy in (Activity.DATA, Activity.PASS_END):
             self.busy = Activity.TRAINING
 
@@ -132,5 +132,5 @@ class HeartbeatSource:
         return Heartbeat(self.step, self._wall(), busy, seconds, waits)
 
     def last(self) -> Heartbeat:
-        """A heartbeat to send whenever the last one was sent: the process may end before the next one is due."""
+        """A heartbeat to send at once, since the process may end before the next one is due."""
         return self._beat(self._clock(), self.busy, False)

@@ -1,6 +1,6 @@
-"""A replica's life in a running job: it trains, goes to other generations, and goes on where other replicas are lost.
+"""A replica of a running job: it trains, moves to other generations, and recovers when other replicas are lost.
 
-How it goes to another generation is in `generation_move`; what a job has to do for that is in `elastic_job`.
+`generation_move` moves it; `elastic_job` is the job's part in that.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _log = logging.getLogger("pollux")
 
 
 class ElasticMember:
-    """One replica in the generations of its job; `beat` makes its heartbeats.
+    """One replica in the generations of its job; `beat` makes its heartbeats, `states` has its state.
 
-    `refusal` says why the job cannot change its replicas while it runs, empty where it can. `last_pause` is the length
-    in seconds of the last change and its kind; None before one. What the replica is doing now is in `states`.
+    `refusal` says why the job cannot change its replicas while it runs; empty where it can. `last_pause` is the length
+    in seconds of the last change and its kind; None before one.
     """
 
     def __init__(self, membership: Membership, replicas: ReplicaGroup, joins: bool) -> None:
@@ -58,11 +58,11 @@ class ElasticMember:
 
     @property
     def joins(self) -> bool:
-        """Whether this replica has had no part in the job yet."""
+        """Whether this replica is joining, and has had no part in the job yet."""
         return self.states.now.joins
 
     def attach(self, job: Resizable, requests: StepRequests) -> None:
-        """Give it the job that moves, and where it learns of requests to stop while it waits for other replicas."""
+        """Set the job that moves, and the source of requests to stop, which end its waiting for other replicas."""
         self._job = job
         self.move.stop_wanted = lambda: requests.wants(STOP)
         if not self.joins:
@@ -70,11 +70,11 @@ class ElasticMember:
                 self.move.connections.publish(self.membership.generation)
 
     def free_from_lost(self) -> None:
-        """Stop the training thread from waiting for replicas that are known to be lost; from any thread."""
+        """Free the training thread from waiting for lost replicas; from any thread."""
         self.move.connections.free_from_lost()
 
     def send_heartbeat(self) -> None:
-        """Tell the supervisor that this replica lives, where a heartbeat is due."""
+        """Send a heartbeat to the supervisor, if one is due."""
         self.stray_check.check()
         beat = self.beat.due()
         if beat is not None:
@@ -87,7 +87,7 @@ class ElasticMember:
     # At step boundaries
 
     def stepped(self, step: int) -> bool:
-        """A step is done; returns whether it was the first one after a change, which ends the pause."""
+        """Note a step; returns whether it was the first one after a change, which ends the pause."""
         self.states.require_steps()
         self.beat.step = step
         self.beat.busy = Activity.TRAINING
@@ -95,7 +95,7 @@ class ElasticMember:
         return self.end_pause()
 
     def end_pause(self) -> bool:
-        """End the pause of a change, where one is open: a step is done, or none comes next. Whether one was open."""
+        """End the pause of a change: a step is done, or none comes next; returns whether there was one."""
         now = self.states.now
         if not isinstance(now, FirstStep):
             return False
@@ -109,27 +109,27 @@ class ElasticMember:
         return True
 
     def start_activity(self, activity: Activity) -> None:
-        """What comes next is no step, and may be the user's own code, which is no part of a pause."""
+        """Note an activity that is no step, maybe of the user's own code; it ends the pause of a change."""
         self.end_pause()
         self.beat.busy = activity
 
     def finish(self) -> None:
-        """The job is done: whatever the script does from here on, no change of replicas waits for it."""
+        """Note that the job is done, so that no change of replicas waits for the rest of the script."""
         self.start_activity(Activity.FINISHED)
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._send(self.beat.last())
 
     def wanted_generation(self) -> int | None:
-        """The generation that the plans say this replica is to go to; None where there is no such plan."""
+        """The generation that this replica is to move to by the plans; None for none."""
         plan = self.membership.newest()
         if plan is None or plan.generation in self._refused or self.membership.has_failed(plan.generation) is not None:
             return None
         return plan.generation
 
     def can_move(self, generation: int) -> bool:
-        """Whether the job can go to a generation as it is; if not, all replicas are told why.
+        """Whether the job can move to a generation while it runs; if not, write why to the store.
 
-        Only replica 0 is asked, before any replica pauses.
+        Called on replica 0 only, before any replica pauses.
         """
         why = self.refusal
         try:
@@ -145,17 +145,17 @@ class ElasticMember:
         return not why
 
     def resize(self, job: Resizable, generation: int) -> None:
-        """Go to that generation from a step boundary that all replicas are at; returns in it, or ends this process."""
+        """Move to that generation from a step boundary of all replicas; returns there, or ends this process."""
         plan = None
         with contextlib.suppress(dist.DistError, RuntimeError):
             plan = self.membership.plan(generation)
         if plan is None:
-            # A replica without the store goes nowhere; those that do go wait for it in vain, and report that.
+            # Without the store this replica cannot move; the others wait for it in vain, and report that.
             return
         self.states.require_steps()
         self.beat.busy = Activity.REGROUP
         is_broken = False
-        # All replicas at this boundary take part even if the plan was withdrawn: not all of them may know that.
+        # All replicas take part even if the plan was withdrawn, since not all of them may know that.
         try:
             generation_move.at_phase("boundary", self.membership.rank)
             same_size, first_leaves = plan.num_replicas == self._replicas.num_replicas, plan.rank_of(0) is None
@@ -165,20 +165,22 @@ class ElasticMember:
                 raise
             is_broken = True
         if is_broken:
-            # A replica died meanwhile. The plan may stand all the same, if it says that this one leaves.
+            # A replica died meanwhile. The plan may still hold, if it says that that replica leaves.
             self.move.leave_broken_group(job)
         self.move.move_to(job, plan, self._stepped_at)
 
     def recover(self, job: Resizable, problem: str) -> None:
-        """Go on from memory without the replicas that were lost; ends this process where no plan says with which."""
-        _log.warning("other replicas are gone (%s): waiting to go on without them", problem.splitlines()[0][:200])
+        """Continue without the replicas that were lost, from memory; ends this process where there is no plan."""
+        _log.warning(
+            "other replicas are lost (%s): waiting for a plan to continue without them", problem.splitlines()[0][:200]
+        )
         self.beat.busy = Activity.REGROUP
         generation_move.at_phase("lost", self.membership.rank)
         self.move.leave_broken_group(job)
         self.move.move_to(job, self.move.await_plan(job, self.membership.generation, problem), self._stepped_at)
 
     def join(self, job: Resizable) -> None:
-        """Tell that this replica is built, wait until its generation is to come about, and receive the state."""
+        """Report that this replica is built, wait until its generation is committed, and receive the state."""
         membership = self.membership
         generation_move.at_phase("prepare", membership.rank)
         membership.write(keys.ready(membership.generation, membership.rank))
@@ -189,12 +191,12 @@ class ElasticMember:
             raise NotNeeded
         self.beat.busy = Activity.REGROUP
         self.move.move_to(job, plan, time.perf_counter())
-        # Where no replica stays, all that come run the script from its beginning, together.
+        # Where no replica stays, all new ones run the script from its beginning, together.
         if not plan.senders:
             self.stray_check.watch_this_thread()
 
     def _await_commit(self) -> GenerationPlan | None:
-        """The plan to follow once this replica's generation is to come about; None where it is not needed."""
+        """Wait for the commit of this replica's generation; the plan to follow, None where it is not needed."""
         membership = self.membership
         generation = membership.generation
         while membership.withdrawn(generation) is None and not self.move.stop_wanted():
@@ -206,7 +208,7 @@ class ElasticMember:
 
 
 def refuse_all(membership: Membership, why: str) -> threading.Thread:
-    """Answer every generation to come with `why`, for jobs that only move by a restart; from a thread of its own."""
+    """Refuse every later generation with `why`, from a thread, for jobs that move only by a restart."""
     beat = Heartbeat(-1, time.time(), Activity.TRAINING, refusal=why)
 
     def work() -> None:

@@ -1,6 +1,6 @@
-"""The states of a replica on its way through the generations of its job: a class for each, and what may follow which.
+"""The states of a replica in the generations of its job, a class for each, and which state may follow which.
 
-Nothing is done here: `member` and `generation_move` lead from state to state.
+`member` and `generation_move` act on them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEXT: Mapping[StateName, frozenset[StateName]] = {
 
 @dataclass(slots=True)
 class MemberState:
-    """One state. `joins`: the replica has had no part in the job yet. `has_state`: it holds the job's whole state."""
+    """A state. `joins`: the replica has had no part in the job yet. `has_state`: it holds the job's whole state."""
 
     name: ClassVar[StateName]
     takes_steps: ClassVar[bool] = False
@@ -42,7 +42,7 @@ class MemberState:
 
 @dataclass(slots=True)
 class Joining(MemberState):
-    """The replica is built, and waits for the generation that it is to be in."""
+    """The replica is built, and waits for its generation."""
 
     name = "joining"
     joins: bool = field(default=True, kw_only=True)
@@ -59,7 +59,7 @@ class Training(MemberState):
 
 @dataclass(slots=True)
 class FirstStep(MemberState):
-    """The replica has come to a generation; the pause ends with its first step there."""
+    """The replica has moved to a generation; the pause ends with its first step there."""
 
     name = "first step"
     takes_steps = True
@@ -68,9 +68,9 @@ class FirstStep(MemberState):
 
 @dataclass(slots=True)
 class Regrouping(MemberState):
-    """The replica goes to the generation of a plan, from the state `before`.
+    """The replica moves to the generation of a plan, from the state `before`.
 
-    `began` is when the last step before ended, `num_before` the number of replicas that it was among.
+    `began` is the end of the last step, `num_before` the number of replicas before.
     """
 
     name = "regrouping"
@@ -84,13 +84,13 @@ class Regrouping(MemberState):
 
     @property
     def can_stay(self) -> bool:
-        """Whether no replica has let go of the old process groups, so that all can train on in them."""
+        """Whether all replicas still have the old process groups, so that they can continue in them."""
         return self.before.takes_steps
 
 
 @dataclass(slots=True)
 class CutOff(MemberState):
-    """The replica has let go of its process groups, and waits for a plan of how to go on."""
+    """The replica has left its process groups, and waits for a plan."""
 
     name = "cut off"
 
@@ -103,14 +103,14 @@ class Gone(MemberState):
 
 
 class StateTrack:
-    """The state that a replica is in now, and the story of how it came there."""
+    """The present state of a replica, and its last states."""
 
     def __init__(self, first: MemberState) -> None:
         self.now = first
         self._story = collections.deque([first.name], maxlen=_STORY_LINES)
 
     def enter(self, state: MemberState) -> None:
-        """Go over to another state; `IllegalTransition` where it cannot follow the present one."""
+        """Enter another state; `IllegalTransition` where it cannot follow the present one."""
         if state.name not in _NEXT[self.now.name]:
             raise self._illegal(f"become '{state.name}'")
         self.now = state

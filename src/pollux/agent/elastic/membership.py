@@ -1,6 +1,6 @@
-"""Which replicas belong to which generation of a job, and what this one tells of itself: keys in the job's store.
+"""Reads the plans of a job's generations from the job's store, and writes what this replica reports there.
 
-The store is hosted by whoever supervises the replicas, which writes the plans. How replicas follow one is in `member`.
+The supervisor hosts the store and writes the plans; `member` follows them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ STORE_SECONDS = 60.0
 """How long a request to the job's store may take."""
 
 _POLL_SECONDS = 0.003
-# Who waits for minutes, for others that evaluate say, need not ask the store that often.
+# A wait of minutes, such as for replicas that evaluate, need not ask the store that often.
 _LATER_POLL_SECONDS = 0.02
 _SOON_SECONDS = 2.0
-# Generations are told in turn: a replica that is further behind than this does not catch up.
+# A replica that is more generations behind than this does not catch up.
 _MOST_GENERATIONS = 1000
 _T = TypeVar("_T")
 _log = logging.getLogger("pollux")
@@ -41,7 +41,7 @@ _clients: dict[tuple[int, str], dist.Store] = {}
 
 
 def connect(address: str, timeout: float) -> dist.Store:
-    """This process's one client of the job's store, at "host:port"; made anew again and again, clients stall."""
+    """This process's one client of the job's store, at "host:port"; many clients would stall."""
     client = _clients.get((os.getpid(), address))
     if client is not None:
         return client
@@ -54,16 +54,16 @@ def connect(address: str, timeout: float) -> dist.Store:
     try:
         client = AuthenticatedStore(access, timeout)
     except (dist.DistError, RuntimeError) as error:
-        raise Unreachable(f"the job's store at {address} does not answer: {error}; start the job anew") from error
+        raise Unreachable(f"the job's store at {address} does not answer: {error}; restart the job") from error
     _clients[os.getpid(), address] = client
     return client
 
 
 class Membership:
-    """This replica's place in its job's generations: `rank` in `generation`, and what others are to know of it.
+    """This replica's `rank` in `generation`, and its keys in the job's store.
 
-    Every method is one or two requests to the store; none waits for a key to appear. Errors of the store are
-    `RuntimeError` (PyTorch's `DistError` among them).
+    Every method makes one or two requests; only `wait` and `is_first_left` wait. Errors of the store are `RuntimeError`
+    (PyTorch's `DistError` among them).
     """
 
     def __init__(self, store: dist.Store, generation: int, rank: int) -> None:
@@ -75,31 +75,31 @@ class Membership:
 
     @property
     def rank(self) -> int:
-        """This replica's rank in the generation it is in."""
+        """This replica's rank in its generation."""
         return self.ranks[self.generation]
 
     def group_store(self, generation: int) -> dist.Store:
-        """Where the process groups of a generation meet; a fresh prefix."""
+        """The store, with a prefix of its own, where the process groups of a generation meet."""
         return dist.PrefixStore(f"group/{generation}", self._live)
 
     def handover_store(self, generation: int) -> dist.Store:
-        """Where its members meet those that hand the state over to them, before they meet each other."""
+        """The store, with another prefix, where its members meet the leavers that send them the state."""
         return dist.PrefixStore(f"handover/{generation}", self._live)
 
     def note_rank(self, plan: GenerationPlan, rank: int) -> None:
-        """From here on this replica counts as that rank of that generation, whether or not it comes about."""
+        """Note this replica's rank in the generation of a plan, whether or not the move succeeds."""
         self.ranks[plan.generation] = rank
 
     # What the supervisor says
 
     def _text(self, key: str) -> str | None:
-        """The beginning of a value, whatever its bytes; None where there is none."""
+        """The beginning of a value as text, even where it is malformed; None where there is none."""
         if not self._live.check([key]):
             return None
         return self._live.get(key)[: MAX_VALUE_BYTES + 1].decode(errors="replace")
 
     def _value(self, key: str, read: Callable[[str], _T]) -> _T | None:
-        """A value as `read` understands it; None where there is none, or, with one line, for a malformed one."""
+        """A value as `read` returns it; None where there is none, and, with a warning, where it is malformed."""
         text = self._text(key)
         try:
             return None if text is None else read(text)
@@ -110,7 +110,7 @@ class Membership:
             return None
 
     def committed(self) -> int:
-        """The newest generation that all replicas are to go to; -1 for none so far."""
+        """The newest generation that all replicas are to move to; -1 for none so far."""
         found = self._value(keys.COMMITTED, lambda text: decode(int, text))
         return -1 if found is None else found
 
@@ -119,18 +119,18 @@ class Membership:
         return self._value(keys.plan(generation), GenerationPlan.decode)
 
     def withdrawn(self, generation: int) -> str | None:
-        """Why a generation was given up before anybody went there; None where it was not."""
+        """Why a plan was withdrawn before any replica moved; None where it was not."""
         return self._text(keys.withdrawn(generation))
 
     def lost(self, generation: int) -> frozenset[int]:
-        """The ranks of a generation that are known to be dead."""
+        """The ranks of a generation that are known to be lost."""
         return frozenset(self._value(keys.lost(generation), lambda text: decode(tuple[int, ...], text)) or ())
 
     def is_first_left(self, seconds: float) -> bool:
-        """Whether this replica is the first of its generation that is not known to be dead; tells it where it is.
+        """Whether this replica is the first of its generation that is left; if so, note it in the store.
 
-        That somebody is dead may be heard of later than that a group with it has failed: so much is waited for that,
-        unless an earlier replica has told.
+        A loss may become known later than the failure of a group: wait that long for it, unless an earlier replica has
+        written that it is the first.
         """
         generation, earlier = self.generation, frozenset(range(self.rank))
 
@@ -145,10 +145,9 @@ class Membership:
         return is_first
 
     def newest(self, above: int | None = None) -> GenerationPlan | None:
-        """The newest committed plan above a generation (None: the present one) that says something about this replica.
+        """The newest committed plan above a generation (None: the present one) that concerns this replica.
 
-        It counts from a generation that this replica was in; in the plan it may be a member or leave. One that was
-        withdrawn after all says nothing.
+        It starts from a generation that this replica was in, and was not withdrawn; the replica is a member or leaves.
         """
         floor = self.generation if above is None else above
         committed = self.committed()
@@ -161,7 +160,7 @@ class Membership:
         return None
 
     def _is_known(self, committed: int) -> bool:
-        """Whether there is a plan for that generation, as is written before it is committed; one line where not."""
+        """Whether there is a plan for that generation, which is written before the commit; a warning where not."""
         is_there = bool(self._live.check([keys.plan(committed)]))
         if not is_there and (keys.COMMITTED, str(committed)) != self._malformed:
             self._malformed = keys.COMMITTED, str(committed)
@@ -175,44 +174,44 @@ class Membership:
         self._live.set(key, value if isinstance(value, str) else encode(value))
 
     def are_here(self, plan: GenerationPlan) -> bool:
-        """Whether all members of a plan, and all its senders, have come to its door."""
+        """Whether all members of a plan, and all its senders, have come to the meeting."""
         return bool(self._live.check([keys.here(plan.generation, number) for number in range(plan.num_present)]))
 
     def have_received(self, plan: GenerationPlan) -> bool:
-        """Whether the state has come to all members of a plan, as they and its senders say."""
+        """Whether all members of a plan have the state, by their own and the senders' reports."""
         return bool(self._live.check([keys.received(plan.generation, number) for number in range(plan.num_present)]))
 
     def is_handed_over(self, generation: int) -> bool:
-        """Whether its members have gone on from what they got, so that nobody needs those that sent it."""
+        """Whether its members train, so that the replicas that sent the state are not needed any more."""
         return bool(self._live.check([keys.handed(generation)]))
 
     def decide(self, generation: int, what: str) -> str:
-        """Say whether a generation comes about, OPEN or SHUT: what the first replica says holds, and is returned."""
+        """Decide whether a generation forms, OPEN or SHUT; the first replica's decision holds and is returned."""
         return self._live.compare_set(keys.door(generation), "", what).decode()
 
     def has_failed(self, generation: int) -> str | None:
-        """Why some rank gave a generation up; None where none did."""
+        """Why some rank gave up a generation; None where none did."""
         return self._text(keys.failed(generation))
 
     def fail(self, generation: int, why: str) -> None:
-        """Give a generation up, so that the supervisor starts the job anew; says nothing where the store is gone."""
+        """Give up a generation, so that the supervisor restarts the job; does nothing where the store is lost."""
         with contextlib.suppress(dist.DistError, RuntimeError):
             self.write(keys.failed(generation), why)
 
     def share_facts(self, facts: Mapping[str, object]) -> None:
-        """What replicas that join later must agree on; written by replica 0."""
+        """Write the facts that later replicas must agree with; on replica 0."""
         self.write(keys.FACTS, dict(facts))
 
     def facts(self) -> dict[str, object]:
-        """What `share_facts` wrote; empty where nothing is there."""
+        """The facts that `share_facts` wrote; empty for none."""
         return self._value(keys.FACTS, lambda text: decode(dict[str, Any], text)) or {}
 
     def write_ends(self, generation: int, rank: int, ends: Sequence[str]) -> None:
-        """This replica's ends of its connections, once the groups of a generation are there."""
+        """Write this replica's ends of its connections, once the groups of a generation exist."""
         self.write(keys.ends(generation, rank), list(ends))
 
     def ends(self, generation: int, num_replicas: int) -> frozenset[str]:
-        """The ends of all replicas of a generation that told theirs."""
+        """The ends of connections of all replicas of a generation that wrote theirs."""
         told = (
             self._value(keys.ends(generation, rank), lambda text: decode(tuple[str, ...], text))
             for rank in range(num_replicas)
@@ -221,7 +220,7 @@ class Membership:
 
     @staticmethod
     def wait(look: Callable[[], _T | None], seconds: float, clock: Callable[[], float] = time.monotonic) -> _T | None:
-        """What `look` gives as soon as that is something; None after that many seconds."""
+        """Call `look` until it returns a value; None after that many seconds."""
         began = clock()
         while True:
             seen = look()

@@ -1,4 +1,4 @@
-"""How long a change of replicas keeps one of them from training, and what it spends that time on."""
+"""The pause of a replica in a change of replicas, and its parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ResizePause"]
 class ResizePause:
     """The pause of one change, from the last step before it (`began`) to the first step after it.
 
-    `kind` is what the change is for the job, as in `GenerationPlan.kind`; `parts` are seconds by part of the change.
+    `kind` is as in `GenerationPlan.kind`; `parts` are seconds by part of the change.
     """
 
     plan: GenerationPlan
@@ -26,13 +26,13 @@ class ResizePause:
     last: float = 0.0
 
     def end_part(self, name: str) -> None:
-        """Count the time since the end of the last part for this part."""
+        """End a part of the change, which began with the end of the last part."""
         now = time.perf_counter()
         self.parts[name] = self.parts.get(name, 0.0) + now - self.last
         self.last = now
 
     def count_from(self, met: float, paused_seconds: float) -> None:
-        """Count, for a replica that joined, what the others had paused when it met them, not its own wait for them."""
+        """Start the pause of a joining replica with that of the others when it met them, without its own wait."""
         self.began, self.last = met - paused_seconds, met
         self.parts["regroup"] = paused_seconds
 
@@ -42,5 +42,5 @@ class ResizePause:
         return self.last - self.began
 
     def report(self, step: int) -> PauseReport:
-        """What the supervisor is told once the pause is over, after that step."""
+        """The report to the supervisor, after that step."""
         return PauseReport(self.seconds, self.kind, step, self.num_bytes, self.parts)

@@ -1,4 +1,4 @@
-"""The connections between the replicas of a generation, which are cut where a lost replica leaves them open."""
+"""Cuts the connections between replicas where a lost replica has left them open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pollux.agent.elastic.membership import Membership
 
 __all__ = ["PeerConnections"]
 
-# The others notice through their connections, at once, that a replica was killed. After this time none will.
+# The death of a replica closes its connections, which the others notice at once. After this time they will not.
 _FREE_SECONDS = 1.0
 _NO_GENERATION = (-1, 0)
 _log = logging.getLogger("pollux")
@@ -33,20 +33,20 @@ class PeerConnections:
         self._freed = -1
 
     def publish(self, generation: int) -> None:
-        """Write to the store which connections are ours, so that others can cut them off if this replica is lost."""
+        """Write this replica's ends of connections to the store, so that others can cut them if it is lost."""
         if self._replicas.num_replicas > 1:
             self._membership.write_ends(generation, self._replicas.replica, own_ends())
         self._published = generation, self._replicas.num_replicas
 
     def forget(self) -> None:
-        """Cut nothing of the old generation any more: new connections may use the ports of its connections."""
+        """Cut no connections of the old generation any more: new ones may have the same ports."""
         with self._cutting:
             self._published = _NO_GENERATION
 
     def free_from_lost(self) -> None:
-        """Cut the connections of a generation a moment after it is known that one of its replicas is lost.
+        """Cut the connections of a generation a second after the loss of one of its replicas is known.
 
-        A replica that was killed has freed the others by then; a node that was cut off, or stands still, never does.
+        A killed replica has freed the others by then; a node without network, or a stopped process, never does.
         """
         generation, num_replicas = self._published
         if num_replicas < 2 or self._freed == generation or not self._membership.lost(generation):
@@ -58,7 +58,7 @@ class PeerConnections:
             self._freed = generation
             ends = self._membership.ends(generation, num_replicas)
             with self._cutting:
-                # The training thread may have freed itself meanwhile, and be elsewhere.
+                # The training thread may have left this generation meanwhile.
                 if self._published[0] == generation:
                     _cut(ends)
                     self._replicas.abort_collectives()
@@ -67,7 +67,7 @@ class PeerConnections:
 def _cut(ends: frozenset[str]) -> None:
     count = cut(ends)
     if count:
-        _log.warning("replicas are lost and their connections silent: %d connections are cut", count)
+        _log.warning("replicas are lost and their connections are silent: cut %d connections", count)
     else:
         why = "socket.setdefaulttimeout is set" if not is_possible() else "none of their ends is known here"
-        _log.warning("replicas are lost and their connections silent, but none was cut: %s", why)
+        _log.warning("replicas are lost and their connections are silent, but none was cut: %s", why)

@@ -1,4 +1,4 @@
-"""What a job must be able to do so that its replicas can change: the interface between `member` and the job."""
+"""The interface by which `member` changes the replicas of a job."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ __all__ = ["Resizable"]
 
 
 class Resizable(Protocol):
-    """What a job does when its replicas change; see `pollux.agent.job.elastic_job.ElasticJob`."""
+    """A job whose replicas can change: `pollux.agent.job.elastic_job.ElasticJob`, and others in tests."""
 
     def position(self) -> tuple[int, ...]:
-        """How far this replica has come; a replica that is further holds the newer state."""
+        """How far this replica has trained; the one that is furthest has the newest state."""
 
     def merge_parts(self, same_size: bool, first_leaves: bool) -> None:
-        """The last collectives of the old generation: give all replicas what one of them holds alone."""
+        """Run the last collectives of the old generation: share what only one replica has."""
 
     def drop_unfinished_step(self) -> None:
         """Forget the step that not all replicas finished."""
 
     def disconnect(self) -> None:
-        """Let go of all process groups, so that replicas that wait in one are freed."""
+        """Leave all process groups, which frees replicas that wait in one."""
 
     def local_state(self, whole: bool) -> State:
-        """What this replica holds: all of it, or only what must be equal on all replicas."""
+        """This replica's state, or only the values that must be equal on all replicas."""
 
     def templates(self) -> dict[str, Any]:
-        """The tensors that a state may be received into."""
+        """The tensors to receive a state into."""
 
     def state_to_send(self) -> State:
-        """What would have to travel to another replica; looked at to find out whether it can."""
+        """The state that a joining replica would receive, to find out whether it can be sent."""
 
     def rebuild(self, state: State, receives: bool) -> None:
-        """Go on with the new replicas, from a state that was received or from this replica's own.
+        """Rebuild the job for the new replicas, from a received state or from this replica's own.
 
-        All replicas have its values; `num_replicas` among them is how many replicas there were before.
+        All replicas have its values; `num_replicas` among them is the number of replicas before.
         """
 
     def save_alone(self) -> None:
-        """Write a checkpoint without the others."""
+        """Write a checkpoint without other replicas."""
 
     def prepare_to_leave(self) -> None:
-        """Finish a save that was begun, and release what other replicas need."""
+        """Finish a save in flight, and release what other replicas need."""

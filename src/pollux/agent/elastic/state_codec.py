@@ -1,4 +1,4 @@
-"""Values of a state as JSON that keeps their types, with tensors set aside; what only pickle holds is refused."""
+"""Encodes the values of a state as JSON that keeps their types, tensors apart; refuses what only pickle can carry."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _KIND = "#"
 
 
 def encode(value: Any, tensors: list[Tensor], where: str = "state") -> Any:
-    """`value` as JSON that keeps its types; tensors and arrays go to the end of `tensors` and leave a number behind.
+    """`value` as JSON that keeps its types; tensors and arrays are appended to `tensors`, and JSON has their number.
 
-    `InvalidInput` names the first thing that only pickle could carry, by its place.
+    `InvalidInput` names the first value that only pickle could carry, by its place.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
@@ -38,7 +38,7 @@ def encode(value: Any, tensors: list[Tensor], where: str = "state") -> Any:
 
 
 def _encode_collection(value: Any, tensors: list[Tensor], where: str) -> dict[str, Any] | None:
-    """A sequence or mapping of a kind that keeps its name; None for anything else."""
+    """A sequence or mapping of a known class, with its name; None for anything else."""
     for name, kind in _SEQUENCES.items():
         if type(value) is kind:
             return {_KIND: name, "is": [encode(item, tensors, f"{where}[...]") for item in value]}
@@ -52,7 +52,7 @@ def _encode_collection(value: Any, tensors: list[Tensor], where: str) -> dict[st
 
 
 def _encode_plain(value: Any, where: str) -> dict[str, Any]:
-    """A single value that can be written as text; `InvalidInput` where there is no way to write it."""
+    """A single value as text; `InvalidInput` where its class is not known."""
     for name, (kind, write, _) in _PLAIN.items():
         if isinstance(value, kind):
             return {_KIND: name, "is": write(value)}
@@ -82,7 +82,7 @@ def _encode_array(array: np.ndarray[Any, Any], tensors: list[Tensor], where: str
 
 
 def decode(value: Any, tensors: Sequence[Tensor]) -> Any:
-    """What `encode` was given, with the tensors it numbered."""
+    """The value that `encode` was given, with its tensors."""
     if isinstance(value, list):
         return [decode(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -113,7 +113,7 @@ _SEQUENCES: dict[str, Any] = {
     "size": torch.Size,
 }
 _MAPPINGS: dict[str, Any] = {"dict": dict, "ordered": collections.OrderedDict, "counter": collections.Counter}
-# Kind, how it is written, how it is read.
+# Class, how to write it, how to read it.
 _PLAIN: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "float": (float, repr, float),
     "bytes": (bytes, lambda value: base64.b64encode(value).decode(), base64.b64decode),

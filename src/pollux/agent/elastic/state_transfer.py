@@ -1,6 +1,6 @@
-"""A job's state on its way from the memory of some replicas to that of others: a manifest as JSON, tensors as bytes.
+"""Sends a job's state from the memory of some replicas to that of others: a manifest as JSON, tensors as bytes.
 
-No pickle and no file. `generation_move` decides which replicas send and receive; the state is from `training_state`.
+There is no pickle and no file. `generation_move` decides which replicas send and receive.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _WEIGHTS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A state ready to be sent: its manifest, and the tensors that the manifest numbers, as they lie in memory."""
+    """A state to send: its manifest, and the tensors that the manifest numbers, not copied."""
 
     manifest: str
     tensors: tuple[Tensor, ...]
 
 
 def pack(state: State) -> Packed:
-    """The state as manifest and tensors; nothing is copied. `InvalidInput` where something only pickle could carry."""
+    """The state as manifest and tensors, not copied; `InvalidInput` for a value that only pickle could carry."""
     tensors: list[Tensor] = []
     numbers: dict[tuple[Any, ...], int] = {}
     names: dict[str, int] = {}
-    # By name: senders number the tensors alike, in whatever order their optimisers came to hold them.
+    # By name, so that all senders number the tensors alike; the order in their optimisers may differ.
     for name, tensor in sorted(state.tensors.items()):
-        # Tied weights lie in one place under several names.
+        # Tied weights have several names for one memory.
         key = tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device)
         number = numbers.get(key) if tensor.numel() else None
         if number is None:
@@ -71,14 +71,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What travels at once: parts of successive tensors that lie on the same kind of device."""
+    """A unit of transfer: parts of successive tensors on the same kind of device."""
 
     segments: tuple[Segment, ...]
     on_gpu: bool
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """The size in bytes."""
         return sum(segment.end - segment.first for segment in self.segments)
 
 
@@ -88,7 +88,7 @@ def cut(sizes: Sequence[int], on_gpu: Sequence[bool], piece_bytes: int | None = 
     Small tensors share a piece, large ones are cut; every byte is in exactly one.
     """
     limit = piece_bytes or max(_PIECE_BYTES, -(-sum(sizes) // _MOST_PIECES))
-    # Cuts between elements of any type, so that a received part can be looked at as what it is.
+    # A multiple of every element's size, so that no element is cut.
     limit = max(16, limit // 16 * 16)
     pieces: list[Piece] = []
     for kind in sorted(set(on_gpu)):
@@ -110,7 +110,7 @@ def cut(sizes: Sequence[int], on_gpu: Sequence[bool], piece_bytes: int | None = 
 
 
 def share_out(pieces: Sequence[Piece], num_senders: int) -> list[int]:
-    """The sender of each piece, counted from 0: successive pieces, about as many bytes for each sender."""
+    """The sender of each piece, from 0: successive pieces, with about as many bytes for each sender."""
     total = sum(piece.num_bytes for piece in pieces) or 1
     senders, before = [], 0
     for piece in pieces:
@@ -129,10 +129,10 @@ def exchange(
 ) -> tuple[State, int]:
     """The senders' state on every receiver, and the bytes of its tensors; a collective over all ranks of `group`.
 
-    `group` must carry CPU tensors; CUDA tensors go through the default group where that is NCCL, else by way of the
-    host. Senders hold the same state and each sends its share of it. `senders[0]`'s manifest is on all ranks
-    afterwards: a rank that does not receive gets the values of it, without tensors. Receivers find the tensors named
-    in `into` filled in place. `PolluxError`, on all ranks, where a checksum differs.
+    `group` must carry CPU tensors; CUDA tensors go through the default group where that is NCCL, else through the host.
+    Senders hold the same state, and each sends a share of it. All ranks get the manifest of `senders[0]`; one that does
+    not receive gets the values, without tensors. Receivers get the tensors named in `into` in place. Where a checksum
+    differs, all ranks raise `PolluxError`.
     """
     rank = dist.get_rank()
     mine = b"" if packed is None else packed.manifest.encode()
@@ -159,7 +159,7 @@ def _unpacked(manifest: Mapping[str, Any], tensors: Sequence[Tensor]) -> State:
 
 
 def _shared(manifest: Mapping[str, Any], sizes: Sequence[int], senders: Sequence[int]) -> tuple[list[Piece], list[int]]:
-    """The pieces, and the rank that sends each. Tensors inside objects come from the first sender alone."""
+    """The pieces, and the rank that sends each. The first sender alone sends tensors inside objects."""
     on_gpu = [each for _, _, each in manifest["layout"]]
     named = len(set(manifest["names"].values()))
     pieces = cut(sizes[:named], on_gpu[:named])
@@ -174,7 +174,7 @@ def _shared(manifest: Mapping[str, Any], sizes: Sequence[int], senders: Sequence
 def _targets(
     manifest: Mapping[str, Any], layout: Sequence[tuple[torch.dtype, tuple[int, ...]]], into: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """Where each numbered tensor is received: the caller's own of that name and shape, else a new one."""
+    """The tensor to receive each numbered one into: the caller's of that name and shape, else a new one."""
     own: dict[int, Tensor] = {}
     for name, number in manifest["names"].items():
         mine = into.get(name)
@@ -182,7 +182,7 @@ def _targets(
             continue
         if (mine.dtype, tuple(mine.shape)) != layout[number]:
             raise CheckpointMismatch(
-                f"'{name}' is {layout[number]} on the replicas that go on and {(mine.dtype, tuple(mine.shape))} here: "
+                f"'{name}' is {layout[number]} on its senders and {(mine.dtype, tuple(mine.shape))} here: "
                 "start all replicas with the same script and arguments"
             )
         if mine.is_contiguous():
@@ -261,7 +261,7 @@ def _lay_down(buffer: Tensor, piece: Piece, tensors: Sequence[Tensor]) -> None:
 
 
 def _checksum(content: Tensor, before: int) -> int:
-    """CRC32 on the host, going on from `before`; on a GPU that of two sums of its words, which need no copy."""
+    """CRC32 on the host, continued from `before`; on a GPU that of two sums of its words, without a copy."""
     if not content.is_cuda:
         return zlib.crc32(content.numpy().data, before)
     words = torch.nn.functional.pad(content, (0, -content.numel() % 8)).view(torch.int64)

@@ -1,7 +1,7 @@
-"""Requests from outside the training loop (a signal, the clock) and the step at which all replicas serve them.
+"""Requests from outside of the training loop (a signal, the clock), and the step at which all replicas serve them.
 
-No replica acts alone: a request is announced through the job's store, every replica arms itself, and replica 0
-then names a step that no replica has passed. Without a request a step costs one read of a flag.
+No replica acts alone: a request is written to the job's store, every replica becomes armed, and replica 0 then names a
+step that no replica has passed. Without a request a step only reads a flag.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _log = logging.getLogger("pollux")
 
 
 class ResizeSource(Protocol):
-    """Knows of generations of the job to come; see `pollux.agent.elastic.member.ElasticMember`."""
+    """Where requests to resize come from: `pollux.agent.elastic.member.ElasticMember`, and others in tests."""
 
     def send_heartbeat(self) -> None:
-        """Tell the supervisor of this replica that it lives, where that is due."""
+        """Send a heartbeat to the supervisor, if one is due."""
 
     def free_from_lost(self) -> None:
-        """Stop the training thread from waiting for replicas that are known to be lost."""
+        """Free the training thread from waiting for lost replicas."""
 
     def wanted_generation(self) -> int | None:
-        """The generation to go to, None for none."""
+        """The generation to move to; None for none."""
 
     def can_move(self, generation: int) -> bool:
-        """Whether the job can go there while it runs; asked at a step boundary."""
+        """Whether the job can move there while it runs; asked at a step boundary."""
 
 
 class StepRequests:
-    """What this replica has been asked to do at a step boundary, agreed with the others.
+    """Collects requests to this replica, and agrees with the others on the step boundary to serve them at.
 
-    `armed` is all that a step looks at. SIGTERM (and SIGUSR1, SIGUSR2 where `signals` says so) request a stop;
-    the clock of replica 0 requests a checkpoint every `checkpoint_every` seconds, None for never. A `mover` requests
-    a resize; `target` is the generation to go to, once one was agreed on.
+    A step reads `armed` only. `signals` request a stop; the clock of replica 0 requests a checkpoint every
+    `checkpoint_every` seconds, None for never. A `mover` requests a resize; `target` is the generation that was agreed
+    on last.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StepRequests:
     def _start(self) -> None:
         if self._thread is None and (self._replicas.num_replicas > 1 or self._mover is not None):
             if self._mover is not None:
-                # Before anything else: a replica that never sent a heartbeat could hang unnoticed.
+                # Before all else: the hang of a replica that never sent a heartbeat would go unnoticed.
                 with contextlib.suppress(dist.DistError, RuntimeError):
                     self._mover.send_heartbeat()
             self._thread = threading.Thread(target=self._poll, name="pollux-watch", daemon=True)
@@ -102,14 +102,14 @@ class StepRequests:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # A data-loading worker forked from this process inherits the handler, not the job.
+            # A data-loading worker that was forked from this process has the handler, but not the job.
             os._exit(128 + number)
         if self._stopping:
-            # It saves, however long that takes; the sender of the signal kills it when the grace period is over.
+            # The job is saving. The sender of the signal kills the process when the grace period is over.
             return
         now = self._clock()
         if self._asked_at is not None and now - self._asked_at > _PATIENCE_SECONDS:
-            # Asked again after a while: no step ends, so the signal does to the process what it did before.
+            # A second request after a while: no step ends, so the signal gets its earlier effect.
             self.give_back_signals()
             os.kill(os.getpid(), number)
             return
@@ -117,7 +117,7 @@ class StepRequests:
         self.request(STOP)
 
     def save_ahead(self, every: float | None) -> None:
-        """Save every so many seconds, where that is more often than the user asked for; None: as the user asked."""
+        """Save every so many seconds, if that is more often than the user's option; None: as the option says."""
         asked = self._asked_every
         if asked is not None:
             self._every = asked if every is None else min(asked, every)
@@ -129,20 +129,20 @@ class StepRequests:
             self._due = min(self._due, self._clock() + seconds)
 
     def request(self, what: str) -> None:
-        """Ask all replicas for `what` at the next step they agree on; safe in a signal handler."""
+        """Request `what` from all replicas at the next step that they agree on; safe in a signal handler."""
         self._wanted.add(what)
         self.armed = True
 
     def wants(self, what: str) -> bool:
-        """Whether a request was made here and is not done yet; a stop is not done before the process ends."""
+        """Whether a request was made here and is not served yet; a stop counts until the process ends."""
         return what in self._wanted or (what == STOP and self._stopping)
 
     def mark_stopping(self) -> None:
-        """The job saves and ends from here on; another request to stop changes nothing."""
+        """Note that the job saves and ends; further requests to stop change nothing."""
         self._stopping = True
 
     def start_among_new_replicas(self) -> None:
-        """Forget what the old replicas agreed on, and a resize; other requests that were not served stay."""
+        """Forget the agreements of the old replicas, and a resize; keep other requests that were not served."""
         with self._lock:
             self._round = 0
             self._acknowledged = False
@@ -158,7 +158,7 @@ class StepRequests:
             self._check_once()
 
     def _check_once(self) -> None:
-        """Make requests of other replicas known here; the main thread does the rest at its step boundaries."""
+        """Look for requests of other replicas and of the clock; the main thread serves them at step boundaries."""
         with contextlib.suppress(dist.DistError, RuntimeError), self._lock:
             store = self._replicas.store
             if store is not None and not self.armed and store.check([self._key("request")]):
@@ -176,7 +176,7 @@ class StepRequests:
         return self._replicas.is_first and self._clock() >= self._due
 
     def at_boundary(self, step: int) -> set[str]:
-        """After `step` steps: what all replicas do now, the same set on all of them; usually nothing."""
+        """After `step` steps: the requests to serve now, equal on all replicas; usually none."""
         if self._replicas.num_replicas == 1:
             if self._is_due():
                 self.request(CHECKPOINT)
@@ -184,15 +184,15 @@ class StepRequests:
         if not self.armed:
             return set()
         if self._replicas.device.type == "cuda":
-            # The host runs ahead of the GPU; only the GPU's own boundaries are held back by the others.
+            # The host runs ahead of the GPU, and only the GPU waits for the other replicas at a boundary.
             torch.cuda.synchronize(self._replicas.device)
         try:
             return self._agree(step)
         except (dist.DistError, RuntimeError) as error:
-            # The process that held the store is gone, and the replicas cannot agree: training itself will notice.
+            # Without the store replicas cannot agree; if other replicas are lost too, training will notice.
             _log.debug("the job's store does not answer: %s", error)
             if self._mover is not None and STOP in self._wanted:
-                # No replica can name a step at which all stop. As after a loss, the first replica saves what it holds.
+                # Nobody can name a step at which all stop. As after a loss, the first replica saves its state.
                 raise dist.DistError(f"asked to stop, and the job's store does not answer: {error}") from error
             return set()
 
@@ -205,7 +205,7 @@ class StepRequests:
             return served - {RESIZE}
 
     def _without_refused_resize(self, served: set[str]) -> set[str]:
-        """The requests to serve, without the resize where there is a stop, no plan, or a job that cannot move."""
+        """The requests without the resize, where there is also a stop, or no plan, or the job cannot move."""
         if RESIZE not in served or self._mover is None:
             return served
         target = self._mover.wanted_generation()
@@ -215,10 +215,10 @@ class StepRequests:
         return served
 
     def _agree(self, step: int) -> set[str]:
-        """One boundary of an armed replica.
+        """Take part in the agreement at a boundary, as an armed replica.
 
-        A replica tells the others what it wants and that it looks at every boundary from now on. When all do,
-        replica 0 names the next boundary: the gradients of that step need replica 0, so no replica is past it.
+        A replica writes its requests, and that it checks every boundary from now on. When all replicas do, replica 0
+        names the next boundary: the gradients of that step need replica 0, so no replica has passed it.
         """
         store = self._replicas.store
         assert store is not None
@@ -242,7 +242,7 @@ class StepRequests:
                 return set()
             agreed = {what for what in store.get(self._key("agreed")).decode().split(",") if what}
             self.target = int(store.get(self._key("target")))
-            # A resize that is still wanted is asked for again.
+            # The watching thread requests a resize again if it is still wanted.
             self._wanted -= agreed | {RESIZE}
             self._round += 1
             self._acknowledged = False
@@ -257,7 +257,7 @@ class StepRequests:
         return served
 
     def _disarm(self) -> None:
-        # In this order: a signal between the two lines arms again what the first one disarmed.
+        # In this order, so that a signal between the two lines is not lost.
         self.armed = False
         if self._wanted:
             self.armed = True

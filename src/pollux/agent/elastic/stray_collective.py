@@ -1,7 +1,7 @@
-"""Finds a replica that joined and waits for the others in a collective of the script's own, where they never come.
+"""Finds a joining replica that waits in a collective of the script's own, which the other replicas never call.
 
-A script may call a collective such as `dist.barrier()` between `pollux.init` and its loop, and all replicas of a start
-go through it. Replicas that train already are past it: they and the one that joins would wait for each other for ever.
+A script may call a collective such as `dist.barrier()` between `pollux.init` and its loop. At a start all replicas call
+it. Replicas that train already do not: they and the joining replica would wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _log = logging.getLogger("pollux")
 
 
 def own_collective(thread: int) -> str:
-    """The collective of `torch.distributed` that a thread is in by the script's own call; empty where in none."""
+    """The collective of `torch.distributed` that the script called and a thread is in; empty for none."""
     frame, name = sys._current_frames().get(thread), ""
     while frame is not None:
         code = frame.f_code
-        # PyTorch calls the store as well, for a collective of the script's.
+        # PyTorch calls our store for collectives of the script too.
         if code.co_filename.startswith(_OURS) and code.co_filename != authenticated_store.__file__:
             return ""
         if code.co_filename == _THEIRS and code.co_name in _COLLECTIVES:
@@ -70,10 +70,10 @@ def own_collective(thread: int) -> str:
 
 
 class StrayCollectiveCheck:
-    """Watches, from another thread, the thread that joined until it has come to its training loop.
+    """Watches, from another thread, a thread that joined until it comes to its training loop.
 
-    `tell` is called with the reason why the job cannot change while it runs; the process then ends, which frees the
-    others.
+    It calls `tell` with the reason why the job cannot change while it runs, then ends the process, which frees the
+    other replicas.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -81,15 +81,15 @@ class StrayCollectiveCheck:
         self._thread: int | None = None
 
     def watch_this_thread(self) -> None:
-        """This thread has joined, and runs the script from here."""
+        """Watch this thread, which has joined and runs the script from here."""
         self._thread = threading.get_ident()
 
     def stop_watching(self) -> None:
-        """The thread has come to its training loop, where all replicas are."""
+        """Stop watching: the thread has come to its training loop, like all replicas."""
         self._thread = None
 
     def check(self) -> None:
-        """End this process where the thread waits in a collective of the script's own."""
+        """End this process if the thread waits in a collective of the script's own."""
         name = "" if self._thread is None else own_collective(self._thread)
         if name:
             why = (

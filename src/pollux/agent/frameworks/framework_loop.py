@@ -1,7 +1,7 @@
-"""A training loop that a framework owns, on PyTorch: data, weights, gradient noise, batch, learning rates.
+"""A training in the loop of a PyTorch framework: data, weights, gradient noise, batch, learning rates.
 
-The framework calls model, backward and optimiser, and keeps the checkpoints. Its own names are in `lightning` and
-`huggingface`.
+The framework calls model, backward and optimiser, and writes checkpoints. `lightning` and `huggingface` adapt this to
+their frameworks.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class FrameworkTraining:
         self.batches = EpochBatches(loader, self.progress, options.batch_size, self.adapts)
         self.schedule_taken = 0
         self.epochs_wanted: float | None = None
-        """How many epochs the framework is to train, for reports; None: not known. Set before `attach`."""
+        """How many epochs the framework trains, for reports; None: not known. Set before `attach`."""
         self._finished = False
         self._attached: _Attached | None = None
         self._pending: dict[str, Any] | None = None
         self._refuses = False
 
     def attach(self, optimizer: torch.optim.Optimizer, environment: Environment, device: torch.device) -> None:
-        """Join the framework's replicas and optimiser; its process group must be there. A collective."""
+        """Attach to the framework's replicas and optimiser, once its process group exists; a collective."""
         self.detach()
         options, allowed = self.options, self.options.allowed
         most = options.max_batch_size or options.batch_size
@@ -117,7 +117,7 @@ class FrameworkTraining:
             refuse_all(membership, "a framework owns the loop and its process group: this job moves by a restart")
 
     def detach(self) -> None:
-        """Leave optimiser and replicas as they were; the place in the data is kept."""
+        """Detach from optimiser and replicas; keep the place in the data."""
         attached, self._attached = self._attached, None
         if attached is not None:
             self._pending = attached.adaptation.state_dict()
@@ -135,7 +135,7 @@ class FrameworkTraining:
             )
         return self._attached
 
-    # What it is now
+    # Where it stands
 
     @property
     def is_attached(self) -> bool:
@@ -149,12 +149,12 @@ class FrameworkTraining:
 
     @property
     def steps(self) -> FrameworkSteps:
-        """What is to be called around backward passes and the optimiser; `MisusedJob` before `attach`."""
+        """The calls around backward passes and the optimiser; `MisusedJob` before `attach`."""
         return self._parts().steps
 
     @property
     def micro(self) -> MicroBatch | None:
-        """The micro-batch that is run now; None for none."""
+        """The present micro-batch; None for none."""
         return None if self._attached is None else self._attached.steps.micro
 
     @property
@@ -194,13 +194,13 @@ class FrameworkTraining:
     # Batches and steps
 
     def epoch(self) -> Iterator[Any]:
-        """This replica's batches of the epoch that is under way or comes next; drops what was asked for before."""
+        """This replica's batches of the present or the next epoch; drops batches that were issued before."""
         attached = self._parts()
         attached.steps.micro = None
         yield from self.batches.epoch(attached.adaptation)
 
     def begin_micro_batch(self) -> MicroBatch:
-        """The oldest micro-batch that was issued, which is about to be run."""
+        """Start the oldest micro-batch that was issued."""
         micro = self.batches.begin_oldest()
         attached = self._parts()
         first = micro.index == 0
@@ -210,7 +210,7 @@ class FrameworkTraining:
         return micro
 
     def after_step(self) -> None:
-        """The optimiser has stepped: the samples count, and the batch may change for steps not issued yet."""
+        """Count the step after the optimiser; the batch may change for steps that are not issued yet."""
         attached = self._parts()
         micro = attached.steps.end_step()
         self.progress.add(micro.total, attached.adaptation.end_step(micro))
@@ -219,12 +219,12 @@ class FrameworkTraining:
         attached.rounds.run_due()
 
     def pause(self) -> None:
-        """Do not time the step under way: something else, such as a validation, comes in between."""
+        """Do not time the present step, since something else, such as a validation, comes in between."""
         if self._attached is not None:
             self._attached.steps.clock.cancel_step()
 
     def schedule_due(self) -> int:
-        """How often a schedule that advances with every step should have advanced by now, if it follows progress."""
+        """How often a schedule by step should have advanced by now, if it follows progress."""
         return self.progress.scheduled_steps(self.options.batch_size)
 
     def steps_per_epoch(self) -> int | None:
@@ -235,7 +235,7 @@ class FrameworkTraining:
     # The end
 
     def listen(self) -> None:
-        """From here on SIGTERM, to any replica, is a request to save and stop after a step that all agree on."""
+        """Let SIGTERM to any replica request a save and a stop, after a step that all replicas agree on."""
         attached = self._parts()
         attached.reports.listen(attached.replicas)
 
@@ -244,7 +244,7 @@ class FrameworkTraining:
         return self._parts().reports.wants_stop()
 
     def stop(self) -> None:
-        """The state is saved here: wait until it is on all replicas, then end this process with exit code 143."""
+        """After a save: wait until all replicas have saved, then end this process with exit code 143."""
         attached = self._parts()
         attached.replicas.gather([1.0])
         _log.info("stopped after step %d, as asked", self.progress.steps)
@@ -252,7 +252,7 @@ class FrameworkTraining:
         raise JobStopped
 
     def finish(self) -> None:
-        """The training has come to its end, and the job is done; a collective."""
+        """Note that the job is done; a collective."""
         self._finished = True
         self._merge_ledger()
 
@@ -263,7 +263,7 @@ class FrameworkTraining:
             merge_ledger(self.loader, self._attached.replicas)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training stands, as plain values and at most one tensor; a collective with several replicas."""
+        """The state as plain values and at most one tensor; a collective with several replicas."""
         self._merge_ledger()
         if self._attached is not None:
             self._attached.reports.saved()
@@ -277,7 +277,7 @@ class FrameworkTraining:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from an earlier run, at any number of replicas."""
+        """Restore a state, at any number of replicas."""
         require_version("the state of Pollux", state, _VERSION)
         if state["batch_size"] != self.options.batch_size:
             raise CheckpointMismatch(

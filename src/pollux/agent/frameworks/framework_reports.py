@@ -1,7 +1,4 @@
-"""What the scheduler hears of a loop that a framework owns, and the request to stop that the scheduler makes.
-
-Saving is the framework's own.
-"""
+"""Reports to the scheduler from a loop that a framework owns, and the scheduler's requests to stop."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ _log = logging.getLogger("pollux")
 
 
 class FrameworkReports:
-    """Reports of replica 0 to the scheduler that started it, and requests to stop, agreed on by all replicas.
+    """Reports of replica 0 to the scheduler that started it, and requests to stop that all replicas agree on.
 
-    It owns the rounds of a framework's loop: weights and progress stay where a change of batch is taken back.
+    It owns the rounds of a framework's loop; a roll-back there restores the batch only.
     """
 
     def __init__(self, environment: Environment, status: TrainingStatus, gpu_type: str, epochs: float | None) -> None:
@@ -37,7 +34,7 @@ class FrameworkReports:
         self._requests: StepRequests | None = None
 
     def listen(self, replicas: ReplicaGroup) -> None:
-        """From here on SIGTERM is a request to stop after a step, whatever it meant before."""
+        """Let SIGTERM request a stop after a step."""
         if self._requests is None:
             self._requests = StepRequests(replicas, None)
 
@@ -46,11 +43,11 @@ class FrameworkReports:
         return self._requests is not None and STOP in self._requests.at_boundary(self._status.step)
 
     def step_done(self) -> None:
-        """A step is done."""
+        """Note a step."""
         self._reports.note_step()
 
     def saved(self) -> None:
-        """The framework has asked for the state of a checkpoint."""
+        """Note that the framework saves a checkpoint."""
         self._reports.note_save(time.time())
 
     def round_measured(self, report: RoundReport) -> None:
@@ -59,20 +56,20 @@ class FrameworkReports:
         self._reports.round(report)
 
     def round_accepted(self, report: RoundReport, is_watched: bool) -> None:
-        """Nothing: the framework looks after losses that are not finite."""
+        """Do nothing: the framework handles losses that are not finite."""
 
     def capture(self) -> None:
-        """Nothing: the weights are the framework's."""
+        """Capture nothing: the weights are the framework's."""
 
     def batch_changed(self, change: BatchChange, before: BatchChoice, total: int) -> None:
-        """Log it."""
+        """Log the change."""
         _log.info("batch %d to %d: %s", total, self._status.batch_size, change.reason)
 
     def restore(self, captured: None) -> None:
-        """Nothing: only the batch goes back."""
+        """Restore nothing but the batch."""
 
     def rolled_back(self, why: str, total: int, bad: int) -> None:
-        """Log it."""
+        """Log the roll-back."""
         _log.warning("%s: back to batch %d from %d; the weights stay", why, total, bad)
 
     def close(self, final: bool) -> None:

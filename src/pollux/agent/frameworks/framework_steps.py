@@ -1,7 +1,4 @@
-"""The steps of a loop that a framework owns, as PyTorch takes them: weights, gradient noise, times, learning rates.
-
-The order of a training is in `framework_loop`, what a user may choose in `options`.
-"""
+"""The steps of a loop that a PyTorch framework owns: weights, gradient noise, times, learning rates."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ __all__ = ["FrameworkSteps"]
 
 
 class FrameworkSteps:
-    """What happens around the backward passes and the optimiser of a framework's step.
+    """The calls around the backward passes and the optimiser of a framework's step.
 
-    The learning rates are multiplied just before the optimiser steps and put back just after it, by hooks of the
-    optimiser's own, so that schedules and logs see the base rates. `micro` is the part that is run now, None for none.
+    Hooks of the optimiser multiply the learning rates just before it steps and restore them just after it, so that
+    schedules and logs see the base rates. `micro` is the present micro-batch, None for none.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class FrameworkSteps:
         ]
 
     def _scale_rates(self, *_: object) -> None:
-        # A step that failed before its post hook ran has left its rates scaled.
+        # A step that failed before its post hook has left the rates scaled.
         self._scaled.close()
         groups = self.optimizer.param_groups
         if len(self._factors) == len(groups):
@@ -60,14 +57,14 @@ class FrameworkSteps:
         self._scaled.close()
 
     def begin_micro_batch(self, micro: MicroBatch, factors: Sequence[float] | None) -> None:
-        """A batch is about to be run; `factors` are the learning rates' for its step, given with the first part."""
+        """Start a micro-batch; the first one of a step comes with the `factors` of the learning rates."""
         self.micro = micro
         if factors is not None:
             self._factors = factors
         self.clock.begin_micro()
 
     def end_step(self) -> MicroBatch:
-        """The optimiser has stepped: the part that was last in the step."""
+        """End the step after the optimiser; returns its last micro-batch."""
         micro, self.micro = self._current(), None
         self._losses.count_step()
         return micro
@@ -86,29 +83,29 @@ class FrameworkSteps:
         return self._weighting.scale(one, self._current(), "mean", weight)
 
     def note_loss(self, loss: Tensor) -> None:
-        """Count this batch's mean loss."""
+        """Add this batch's mean loss."""
         micro = self._current()
         if micro.samples:
             self._losses.add(loss, micro.samples / micro.total)
 
     def note_share(self, share: Tensor) -> None:
-        """Count what this batch adds to the mean loss of its step."""
+        """Add this batch's share of the mean loss of its step."""
         self._losses.add(share)
 
     def begin_backward(self, weight: float | Tensor | None = None, part: float | None = None) -> None:
-        """Set hooks where this step is measured; `part`: see `GradientNormMeter.begin`, None for that of `weight`."""
+        """Start to measure, in a measured step; `part` is the meter's weight, None for that of `weight`."""
         micro = self._current()
         if self.meter is not None and micro.measured:
             self.meter.start_measuring(self._weighting.noise_factors(micro, weight).part if part is None else part)
 
     def end_backward(self) -> None:
-        """The backward pass is over."""
+        """End the micro-batch after its backward pass."""
         if self.meter is not None and self.meter.is_measuring:
             self.meter.stop_measuring()
         self.clock.end_micro()
 
     def before_step(self, loss_scale: Tensor | None = None, *, unscaled: bool = False) -> None:
-        """Gradients are averaged over replicas, and not clipped yet; `unscaled`: freed of the loss scale already."""
+        """Measure the averaged gradients, before clipping; `unscaled`: they are without the loss scale already."""
         micro = self._current()
         weights = self._weighting.finish(self._parameters)
         if self.meter is None or not micro.measured:
@@ -119,7 +116,7 @@ class FrameworkSteps:
         self.meter.close_row(None, micro.total, loss_scale=loss_scale, parts_factor=parts)
 
     def refresh(self) -> None:
-        """The optimiser's state was restored after this object was made."""
+        """Read the optimiser's state again, after it was restored."""
         if self.meter is not None:
             self.meter.refresh()
 
@@ -128,11 +125,11 @@ class FrameworkSteps:
         return self._losses.read()
 
     def predicted_local_batch(self, local_batch: int) -> int | None:
-        """The largest local batch that the device's memory should hold; None: cannot be told."""
+        """The largest local batch that the device's memory should hold; None: not known."""
         return predicted_local_batch(self._device, local_batch)
 
     def close(self) -> None:
-        """Take every hook off the optimiser."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         if self.meter is not None:

@@ -1,6 +1,6 @@
-"""Hugging Face: a mixin that makes `transformers.Trainer` exact at any number of replicas, by restart.
+"""Hugging Face: a mixin that makes `transformers.Trainer` exact at any number of replicas, which change by a restart.
 
-What it does is in `framework_loop`; transformers is imported when a trainer is made.
+`framework_loop` does the work; transformers is imported when a trainer is made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["STATE_NAME", "PolluxTrainerMixin", "newest_whole"]
 
 STATE_NAME = "pollux_state.pt"
 _TRAINER_STATE = "trainer_state.json"
-# Where micro-batches of a step vary in number, the trainer must not take its own count of them for an epoch's end.
+# Where steps vary in their number of micro-batches, the trainer's own count must not end an epoch.
 _MANY = 1 << 20
 _log = logging.getLogger("pollux")
 
@@ -45,9 +45,9 @@ class PolluxTrainerMixin(Trainer):
     """Use as `class MyTrainer(PolluxTrainerMixin, Trainer)`; your own `compute_loss` goes into a class after it.
 
     `batch_size` counts the samples of one optimiser step over all replicas, and stays at any number of them;
-    `per_device_train_batch_size` is the most that one replica takes at once, and more is accumulated. Nothing is
-    padded or repeated. `measure_noise` reports the gradient noise scale in the logs. `adapt_accumulation` lets the
-    batch grow up to `max_batch_size` by accumulation; epochs and schedules then follow progress.
+    `per_device_train_batch_size` is the largest local batch, and more samples are accumulated. No sample is padded or
+    repeated. `measure_noise` reports the gradient noise scale in the logs. `adapt_accumulation` lets the batch grow up
+    to `max_batch_size` by accumulation; epochs and schedules then follow progress.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PolluxTrainerMixin(Trainer):
         self._pollux_checkpoint: Path | None = None
         self._pollux_weighed = False
         self._micros_begun = 0
-        # Our loader knows its place by itself, and must not be run through to find it.
+        # Our loader resumes at its place by itself; the trainer must not skip batches to find it.
         self.args.ignore_data_skip = True
         self.args.average_tokens_across_devices = True
         self.add_callback(_step_callback(self))
@@ -95,9 +95,9 @@ class PolluxTrainerMixin(Trainer):
 
     @property
     def hosted(self) -> FrameworkTraining:
-        """What Pollux knows of this training: batch, progress, place in the data."""
+        """Pollux's part of this training: batch, progress, place in the data."""
         if self._pollux is None:
-            raise MisusedJob("this trainer has not begun to train: call train() first")
+            raise MisusedJob("this trainer has not started to train: call train() first")
         return self._pollux
 
     # What the trainer calls
@@ -145,12 +145,12 @@ class PolluxTrainerMixin(Trainer):
         return self._pollux_options.batch_size
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Epochs done are those of our loader: the trainer would divide its count of steps."""
+        """The epochs done by our loader's count; the trainer would divide its own count of steps."""
         epochs, steps = super()._init_training_state(*args, **kwargs)
         return (epochs, steps) if self._pollux_checkpoint is None else (self.hosted.epochs_done, 0)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """The micro-batches of one step, and the number of tokens in all of them where the model asks for it."""
+        """The micro-batches of one step, and the number of tokens in them where the model needs it."""
         batches: list[Any] = []
         counted: list[Any] = []
         for batch in epoch_iterator:
@@ -207,7 +207,7 @@ class PolluxTrainerMixin(Trainer):
         scaled = getattr(self, "loss_is_scaled_for_ga", None)
         if scaled is None:
             scaled = self.compute_loss_func is not None
-        # The trainer divides by the number of micro-batches, which the weight takes account of already.
+        # The trainer divides by the number of micro-batches, which is part of the weight already.
         return loss * self.hosted.steps.weight(loss) * (1 if scaled else self.current_gradient_accumulation_steps)
 
     def _noise_part(self, micro: MicroBatch, inputs: Any, num_items: Any) -> float | None:
@@ -221,7 +221,7 @@ class PolluxTrainerMixin(Trainer):
         return float(num_items) / (tokens * self.args.world_size**2) if tokens else 0.0
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in `Trainer`; a checkpoint of the training gets our state first, since the trainer's own comes last."""
+        """As in `Trainer`; a checkpoint gets our state first, since the trainer's own marks it as whole."""
         if _internal_call and output_dir is not None and self._pollux is not None and self._pollux.is_attached:
             state = self._pollux.state_dict()
             if self.args.should_save:
@@ -232,12 +232,12 @@ class PolluxTrainerMixin(Trainer):
         super().save_model(output_dir, _internal_call)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As in `Trainer`, with batch and gradient noise beside."""
+        """As in `Trainer`, with batch and gradient noise added."""
         if self._pollux is not None and self._pollux.is_attached and "loss" in logs:
             logs = {**logs, "batch_size": float(self._pollux.batch_size), **_noise_entries(self._pollux.noise)}
         super().log(logs, *args, **kwargs)
 
-    # What the steps' callback calls
+    # Called by the callback
 
     def _pollux_begin(self) -> None:
         environment = replace(read_environment(), replica=self.args.process_index, num_replicas=self.args.world_size)
@@ -265,7 +265,7 @@ class PolluxTrainerMixin(Trainer):
 
 
 class _TrainingBatches:
-    """What the trainer takes for its training DataLoader."""
+    """The trainer's training DataLoader."""
 
     def __init__(self, trainer: PolluxTrainerMixin, training: FrameworkTraining, repeats: int) -> None:
         self.dataset = training.loader.dataset
@@ -288,7 +288,7 @@ def _step_callback(trainer: PolluxTrainerMixin) -> Any:
     from transformers import TrainerCallback
 
     class PolluxSteps(TrainerCallback):
-        """Tells the mixin where the trainer's loop is."""
+        """Calls the mixin at the events of the trainer's loop."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             trainer._pollux_begin()
@@ -353,7 +353,7 @@ def _is_shuffled(arguments: Any) -> bool:
 
 
 def _without_labels(batch: Any) -> dict[str, Any]:
-    """A batch whose labels count nothing; a filler's samples belong to another replica."""
+    """A batch whose labels do not count, for a filler, whose samples belong to another replica."""
     hidden = {name: torch.full_like(batch[name], -100) for name in ("labels", "shift_labels") if name in batch}
     return {**batch, **hidden}
 
@@ -365,13 +365,13 @@ def _noise_entries(estimate: NoiseEstimate) -> dict[str, float]:
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end; others are passed over with a warning."""
+    """The newest whole checkpoint; skips others with a warning."""
     numbered = [(path.name.rpartition("-")[2], path) for path in folder.glob("checkpoint-*") if path.is_dir()]
     for _, path in sorted(((int(number), path) for number, path in numbered if number.isdigit()), reverse=True):
         try:
             json.loads((path / _TRAINER_STATE).read_text())
         except (OSError, ValueError):
-            _log.warning("%s is not whole: going back to the one before", path)
+            _log.warning("%s is not whole: using the checkpoint before it", path)
             continue
         if (path / STATE_NAME).is_file():
             return path

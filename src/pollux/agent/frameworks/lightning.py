@@ -1,6 +1,6 @@
 """Lightning: a loader and a callback that make its `Trainer` exact at any number of replicas, or adaptive.
 
-What they do is in `framework_loop`; Lightning itself is imported when a callback is made.
+`framework_loop` does the work; Lightning is imported when a callback is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pollux.core.errors import InvalidInput, MisusedJob
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
-    # Lightning takes seconds to import; a callback gets its base class when the first one is made.
+    # Importing Lightning takes seconds; a callback gets its base class when it is made.
     Callback = object
 
 __all__ = ["PolluxCallback", "PolluxDataLoader"]
@@ -40,9 +40,9 @@ _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 class PolluxDataLoader:
     """Training data for `trainer.fit(module, loader)` or a data module's `train_dataloader`; use with `PolluxCallback`.
 
-    `batch_size` counts the samples of one optimiser step over all replicas and stays what it is at any number of
-    them, unless there is a `max_batch_size`. The other options are those of `pollux.init`. It has no length, since
-    the batch may change inside an epoch, and its state is saved and restored by Lightning's own checkpoints.
+    `batch_size` counts the samples of one optimiser step over all replicas; without `max_batch_size` it stays at any
+    number of them. The other options are those of `pollux.init`. The loader has no length, since the batch may change
+    inside an epoch. Lightning's checkpoints save and restore its state.
     """
 
     def __init__(
@@ -99,19 +99,19 @@ class PolluxDataLoader:
         return self.training.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from it, at whatever number of replicas there are now."""
+        """Restore a state, at any number of replicas."""
         self.training.load_state_dict(state_dict)
 
 
 class PolluxCallback(Callback):
     """Weights, accumulation, gradient noise and learning rates for a `Trainer` that trains on a `PolluxDataLoader`.
 
-    Nothing changes in the module: `training_step` returns the mean loss over its batch as ever. Where that is a mean
-    over something else than samples, tokens for instance, `training_step` tells their number to `weigh`.
+    The module stays as it is: `training_step` returns the mean loss over its batch. Where that is a mean over something
+    else than samples, such as tokens, `training_step` passes their number to `weigh`.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """An instance that is a Lightning callback too; `InvalidInput` where Lightning is not installed."""
+        """An instance that is also a Lightning callback; `InvalidInput` where Lightning is not installed."""
         try:
             from lightning.pytorch import Callback as Base
         except ImportError as error:
@@ -155,11 +155,11 @@ class PolluxCallback(Callback):
         return self._training.progress.progress
 
     def weigh(self, weight: float | Tensor) -> None:
-        """Say, inside `training_step`, how many tokens (or other units) its loss is the mean of."""
+        """Set, inside `training_step`, how many tokens (or other units) its loss is the mean of."""
         self._weight = weight
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Join the trainer's replicas and its optimiser."""
+        """Attach to the trainer's replicas and its optimiser."""
         _check_trainer(trainer, pl_module)
         environment = replace(
             read_environment(),
@@ -173,7 +173,7 @@ class PolluxCallback(Callback):
         self._training.attach(trainer.optimizers[0], environment, trainer.strategy.root_device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The optimiser is restored by now; what came before is not timed. SIGTERM is ours from here on."""
+        """Read the restored optimiser, handle SIGTERM, and do not time what came before."""
         self._training.listen()
         self._training.steps.refresh()
         self._training.pause()
@@ -183,7 +183,7 @@ class PolluxCallback(Callback):
         self._training.pause()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Take the batch's part in its step, and tell the trainer whether to accumulate it."""
+        """Start the micro-batch, and tell the trainer whether to accumulate it."""
         micro = self._training.begin_micro_batch()
         self._micro, self._weight = micro, None
         if micro.index == 0:
@@ -195,7 +195,7 @@ class PolluxCallback(Callback):
             trainer.accumulate_grad_batches = batch_idx + 2
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Give the gradient its weight: the trainer has divided the loss by its own number of batches."""
+        """Weigh the gradient; the trainer has divided the loss by its own number of batches."""
         divided = trainer.accumulate_grad_batches
         factor = self._training.steps.weight(loss, self._weight) * divided
         scale = _loss_scale(trainer, loss.device)
@@ -205,7 +205,7 @@ class PolluxCallback(Callback):
         self._training.steps.begin_backward(self._weight)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The gradients of this batch are there."""
+        """Stop measuring this batch."""
         self._training.steps.end_backward()
 
     def on_before_optimizer_step(
@@ -216,16 +216,12 @@ class PolluxCallback(Callback):
             raise MisusedJob(
                 "the trainer ended an epoch inside a step: leave limit_train_batches out, and max_steps counts steps"
             )
-        self._training.steps.before_step(_loss_scale(trainer, self._device(trainer)), unscaled=True)
-
-    @staticmethod
-    def _device(trainer: Trainer) -> torch.device:
-        return trainer.strategy.root_device
+        self._training.steps.before_step(_loss_scale(trainer, trainer.strategy.root_device), unscaled=True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After the last batch of a step its samples count, and the batch may change."""
+        """After the last batch of a step count the step; the batch may change."""
         micro, self._micro = self._micro, None
         if micro is None or not micro.is_last:
             return
@@ -238,7 +234,7 @@ class PolluxCallback(Callback):
             self._training.stop()
 
     def _advance_schedules(self, trainer: Trainer) -> None:
-        """Schedules by step have advanced once; a larger batch is worth more."""
+        """Advance schedules by step further where a larger batch is worth more than the one step."""
         due = self._training.schedule_due()
         extra = due - self._training.schedule_taken
         if extra <= 0:
@@ -250,16 +246,16 @@ class PolluxCallback(Callback):
         self._training.schedule_taken = due
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Bring together what the replicas know, while they are all here."""
+        """Merge what the replicas know, while all of them are here."""
         self._training.finish()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the optimiser as it was."""
+        """Detach from the trainer."""
         trainer.accumulate_grad_batches = 1
         self._training.detach()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The step under way does not count."""
+        """Drop the step under way."""
         self._micro = None
 
 
@@ -282,14 +278,14 @@ def _check_trainer(trainer: Trainer, pl_module: LightningModule) -> None:
 
 
 def _save_last(trainer: Trainer) -> None:
-    """Write what `ckpt_path="last"` finds, into the folder of every `ModelCheckpoint`; a collective."""
+    """Write the file for `ckpt_path="last"` into the folder of every `ModelCheckpoint`; a collective."""
     folders = [str(folder) for each in trainer.checkpoint_callbacks if (folder := getattr(each, "dirpath", None))]
     if not folders:
-        _log.warning("asked to stop, and there is no ModelCheckpoint with a folder: what was trained is not saved")
+        _log.warning("asked to stop, and there is no ModelCheckpoint with a folder: the training is not saved")
     for folder in dict.fromkeys(folders):
         path = Path(folder) / _LAST
         if trainer.is_global_zero and path.is_symlink():
-            # The file that it leads to is another checkpoint.
+            # The link's target is another checkpoint, which must not be overwritten.
             path.unlink()
         trainer.save_checkpoint(path)
 

@@ -1,4 +1,4 @@
-"""What a user of a framework's loop may choose about the batch; the same words and meanings as in `pollux.init`."""
+"""The options of a framework's loop about the batch, with the names and meanings of `pollux.init`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["FrameworkOptions"]
 
 @dataclass(frozen=True, slots=True)
 class FrameworkOptions:
-    """The batch, its limits, learning rates and noise, as a user asked for them."""
+    """The user's options for the batch, its limits, learning rates and noise."""
 
     batch_size: int
     max_batch_size: int | None = None
@@ -42,11 +42,11 @@ class FrameworkOptions:
         lr_rules.create(self.lr_rule if self.lr_rule is not None else "none", warmup=self.warmup_epochs)
 
     def within(self, environment: Environment, may_grow: bool = True) -> FrameworkOptions:
-        """With the limits of the launcher of this process, as `pollux.init` applies them; see `Environment.batches`."""
+        """The options with the launcher's limits, as `pollux.init` applies them; see `Environment.batches`."""
         _, most, local = environment.batches(self.batch_size, self.max_batch_size, self.max_local_batch)
         return replace(self, max_batch_size=most if may_grow else None, max_local_batch=local)
 
     @property
     def allowed(self) -> BatchRange:
-        """The batches that may be run."""
+        """The batches that are allowed."""
         return BatchRange(self.batch_size, self.max_batch_size, self.max_local_batch, self.accumulation)

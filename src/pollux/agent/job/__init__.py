@@ -1,4 +1,4 @@
-"""The training job that a script holds: its training loop and rounds, its status, its checkpoints and its resizes.
+"""The training job of a script: its training loop, rounds, checkpoints and resizes.
 
 Runs in every replica. Imports every other part of the agent but `initialize` and `frameworks`.
 """

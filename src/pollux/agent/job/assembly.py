@@ -1,4 +1,4 @@
-"""Puts the machinery of a job together from its options, once its replicas are there and agree about them."""
+"""Assembles the parts of a job from its options, once the replicas agree about them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assemble(
     member: ElasticMember | None,
     on_close: Callable[[], None],
 ) -> JobParts:
-    """The parts of a job; a collective, which fails on all replicas alike where they were started differently."""
+    """The parts of a job; a collective, which fails on all replicas where they were started differently."""
     loader.resize(replicas.replica, replicas.num_replicas)
     _require_agreement(_facts(options, loader), replicas, member)
     _make_folders(options, replicas)
@@ -148,10 +148,7 @@ def _whole_batches(loader: Loader, initial: int) -> int | None:
 
 
 def _facts(options: JobOptions, loader: Loader) -> dict[str, object]:
-    """What replicas must agree on, by the name that the error about a difference uses.
-
-    With workers, shapes of steps are asked for ahead; and the average of the gradients of different models is nothing.
-    """
+    """The values that replicas must agree on, by the name that an error uses."""
     allowed, step, loading = options.batches, options.step, loader.options
     parameters, groups = list(options.model.parameters()), options.optimizer.param_groups
     num_by_group = [len(group["params"]) for group in groups]
@@ -187,10 +184,10 @@ def _facts(options: JobOptions, loader: Loader) -> dict[str, object]:
 
 
 def _require_agreement(mine: dict[str, object], replicas: ReplicaGroup, member: ElasticMember | None) -> None:
-    """Refuse to go on where replicas were started with different options, naming the first that differs."""
+    """Raise `InvalidInput` where replicas have different options, naming the first that differs."""
     everyones = [json.loads(text) for text in replicas.gather_bytes(json.dumps(mine).encode())]
     if member is not None and member.joins:
-        # Of the learning rates only those at the start can be compared, and they are.
+        # The learning rates may have changed since, so those at the start are compared.
         everyones.append(member.membership.facts() or everyones[0])
     elif member is not None and replicas.is_first:
         member.membership.share_facts(mine)
@@ -202,7 +199,7 @@ def _require_agreement(mine: dict[str, object], replicas: ReplicaGroup, member: 
 
 
 def _make_folders(options: JobOptions, replicas: ReplicaGroup) -> None:
-    """Make the folders with their parents, so that what cannot be written is known now and on all replicas."""
+    """Make the folders with their parents, so that all replicas fail now if a folder cannot be written to."""
     checkpoints, problem = options.checkpoints, ""
     wanted: dict[str, Path | None] = {}
     if isinstance(checkpoints, ObjectStore):

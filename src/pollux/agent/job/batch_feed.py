@@ -1,4 +1,4 @@
-"""The micro-batches of a job's own loop, one after another: through passes, and once more after a dropped step."""
+"""Feeds micro-batches to a job's own loop, through passes, and again after a dropped step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("pollux")
 
 
 def on_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; on the CPU it is left as it is."""
+    """The batch with its tensors on the device; on the CPU the batch itself."""
 
     def move(leaf: Any) -> Any:
         return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
@@ -36,9 +36,9 @@ def on_device(batch: Any, device: torch.device) -> Any:
 
 
 class BatchFeed:
-    """Draws micro-batches from the loader, begins and ends its passes, and times the wait for data.
+    """Draws micro-batches from the loader, starts and ends its passes, and times the wait for data.
 
-    `mid_step` says that some micro-batches of the present step are done and others are to come.
+    `mid_step` says that some, but not all, micro-batches of the present step are done.
     """
 
     def __init__(self, parts: JobParts, record: RunRecord) -> None:
@@ -55,26 +55,26 @@ class BatchFeed:
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether the epoch has had its progress, or in exact mode its pass."""
+        """Whether the progress of the epoch is complete; in exact mode, its pass."""
         if self._adaptation.adapts and self._progress.epoch_size is not None:
             return self._progress.epoch_reached
         return self._loader.pass_done
 
     def forget(self) -> None:
-        """Drop what is drawn ahead: the next micro-batch is the first of a step."""
+        """Drop batches that were drawn ahead: the next micro-batch is the first of a step."""
         self._iterator, self.mid_step = None, False
 
     def close(self) -> None:
-        """Draw nothing more."""
+        """Stop drawing."""
         self._iterator = None
 
     def rewind(self) -> None:
-        """Go back to the first sample that no finished step has used."""
+        """Return to the first sample that no finished step has used."""
         self._loader.rewind()
         self.forget()
 
     def next(self) -> tuple[MicroBatch, Any] | None:
-        """The next micro-batch; None where a pass has ended: then ask again, unless the epoch is over."""
+        """The next micro-batch; None at the end of a pass: then call again, unless the epoch is over."""
         if self._iterator is None:
             if self._loader.pass_done:
                 if not self._pass_is_entered:
@@ -96,12 +96,12 @@ class BatchFeed:
         return item
 
     def close_epoch(self, left_early: bool) -> None:
-        """End the pass with the epoch, where an epoch is a pass; `left_early`: the rest of the pass is skipped."""
+        """Where an epoch is a pass, end the pass; `left_early`: skip its rest."""
         if self._adaptation.adapts and self._progress.epoch_size is not None:
             return
         if self._loader.pass_done:
             if self._iterator is not None:
-                # The iterator learns the end of the pass by being asked once more.
+                # One more call lets the iterator find the end of the pass.
                 with contextlib.suppress(StopIteration):
                     next(self._iterator)
                 self._iterator = None
@@ -112,7 +112,7 @@ class BatchFeed:
             self._loader.skip_pass()
 
     def _enter_pass(self) -> None:
-        """Enter a pass that is over into the receipt, once the replicas know that they used all of it; a collective."""
+        """Add a pass that is over to the receipt, after all replicas have compared what they used; a collective."""
         self._pass_is_entered = True
         if not self._loader.pass_done:
             return
@@ -131,7 +131,7 @@ class BatchFeed:
     def _next_pass(self) -> None:
         self._loader.next_pass()
         self._pass_is_entered = False
-        # A sampler of the user's own may draw differently on each replica, which would lose and repeat samples.
+        # The user's sampler may draw differently on each replica, which would lose and repeat samples.
         order = self._loader.order_hash()
         if order:
             self._replicas.require_same("the order that the sampler drew", order)

@@ -1,6 +1,6 @@
-"""A job whose replicas change while it runs: what it releases, hands over and rebuilds.
+"""The job's part in a change of its replicas: what it releases, sends and rebuilds.
 
-When that happens, and with which replicas, is decided in `pollux.agent.elastic.member`.
+`pollux.agent.elastic.member` decides when, and with which replicas.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LEAVE_SECONDS = 8.0
 
 
 class ElasticJob:
-    """What `ElasticMember` asks of a job; see `pollux.agent.elastic.resizable.Resizable` for what each call means.
+    """A job for `ElasticMember`; see `pollux.agent.elastic.resizable.Resizable` for each method.
 
-    `saved_alone` says that this replica was left alone, saved what it holds, and ends.
+    `saved_alone` says that this replica has saved its state without other replicas, and ends.
     """
 
     def __init__(self, run: JobRun) -> None:
@@ -39,9 +39,9 @@ class ElasticJob:
         self.saved_alone = False
 
     def survive_loss(self, action: Callable[[], object]) -> bool:
-        """Run an action that other replicas take part in; False where some were lost, so that it must be run again.
+        """Run an action with other replicas; false where some were lost, so that the caller must run it again.
 
-        The replicas that are left are then all at the last step that any of them finished.
+        Then the replicas that are left are at the last step that one of them finished.
         """
         member = self._parts.member
         if member is None:
@@ -55,30 +55,30 @@ class ElasticJob:
             problem = str(error)
         else:
             return True
-        # Not inside the handler: the traceback holds the wrapper, and with it the groups that must be let go.
+        # Outside of the handler, whose traceback holds the wrapper and with it the groups that must be released.
         member.recover(self, problem)
         return False
 
-    def _forget_course(self) -> None:
-        """Forget what the loop holds of the replicas before: data drawn ahead, and the state to roll back to."""
+    def _reset_loop(self) -> None:
+        """Forget what the loop has from the old replicas: data drawn ahead, and the state to roll back to."""
         self._run.oom.end_trial()
         self._run.feed.forget()
         self._run.rounds.forget()
 
     def position(self) -> tuple[int, ...]:
-        """Steps, epoch, pass and place in it: a replica that is further in this order holds the newer state."""
+        """Steps, epoch, pass and place in the pass: the replica with the greatest has the newest state."""
         progress, loader = self._parts.progress, self._parts.loader
         return progress.steps, progress.epoch, loader.pass_index, loader.cursor
 
     def merge_parts(self, same_size: bool, first_leaves: bool) -> None:
-        """Bring together what replicas hold parts of, while all are there; a collective."""
+        """Merge what replicas have parts of, while all are there; a collective."""
         self._run.persistence.merge_shares()
         if first_leaves:
             self._hand_receipt_over()
         self._rng_texts = tuple(self._parts.state.rng_texts()) if same_size else ()
 
     def _hand_receipt_over(self) -> None:
-        """Give all replicas the receipt of replica 0, which alone has what the script logs there and what was saved."""
+        """Copy replica 0's receipt to all: it alone has the saves, and maybe the script's metrics."""
         parts, is_first = self._parts, self._parts.replicas.is_first
         if is_first and parts.checkpointer is not None and not parts.checkpointer.busy:
             self._run.persistence.confirm_save()
@@ -88,18 +88,18 @@ class ElasticJob:
             parts.receipt.load_state_dict(json.loads(first))
 
     def drop_unfinished_step(self) -> None:
-        """Forget the step under way; the order of the pass tells which samples lost replicas had committed."""
+        """Drop the step under way; the order of the pass tells which samples lost replicas had committed."""
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._parts.engine.abandon()
         self._parts.loader.rewind()
         self._parts.loader.rebuild_ledger()
-        self._forget_course()
+        self._reset_loop()
         self._rng_texts = ()
 
     def disconnect(self) -> None:
-        """Release all process groups and what holds them: forked processes have their sockets too."""
+        """Release all process groups and what holds them; worker processes, which have copies of sockets, end."""
         parts = self._parts
-        self._forget_course()
+        self._reset_loop()
         parts.loader.end_workers()
         if parts.engine.counts_batchnorm:
             synchronise_batchnorm(parts.engine.inner, None)
@@ -109,29 +109,29 @@ class ElasticJob:
         parts.replicas.disconnect()
 
     def local_state(self, whole: bool) -> State:
-        """Everything, without asking anybody; or what all replicas must have alike."""
+        """The whole state, without a collective; or the values that all replicas must have alike."""
         if not whole:
             return State(values={"adaptation": self._parts.adaptation.state_dict(), "rng": list(self._rng_texts)})
         state = self._run.persistence.own_state(list(self._rng_texts))
-        # Among the objects, which come from one sender: what replicas made of such buffers may differ.
+        # Among the objects, which one sender sends: these buffers may differ between replicas.
         state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
         return state
 
     def state_to_send(self) -> State:
-        """What would have to travel to a replica that joins; it is looked at to find out whether it can."""
+        """The state that a joining replica would receive, to find out whether it can be sent."""
         state = self._parts.state.own(())
         state.objects["data.dataset"] = self._parts.loader.dataset_state
         state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
         return state
 
     def templates(self) -> dict[str, Tensor]:
-        """The model's own tensors, to be filled where they lie."""
+        """The model's own tensors, to be filled in place."""
         return self._parts.state.model_tensors()
 
     def rebuild(self, state: State, receives: bool) -> None:
-        """Rebuild everything for the replicas there are now, from the state received or from this replica's own."""
+        """Rebuild the job for the new replicas, from the received state or from this replica's own."""
         parts, values = self._parts, state.values
-        self._forget_course()
+        self._reset_loop()
         self._run.persistence.forget_resume()
         if receives:
             parts.state.set_buffers(state.objects.pop(_BUFFERS))  # type: ignore[arg-type]
@@ -159,17 +159,17 @@ class ElasticJob:
         engine.regroup()
 
     def _change_reports(self) -> None:
-        """Reports come from the process that is replica 0 now; another one may have written the last checkpoint."""
+        """Let the new replica 0 send reports; another process may have written the last checkpoint."""
         member, checkpointer = self._parts.member, self._parts.checkpointer
         if member is None:
             return
         asks_age = self._run.record.enter_generation(max(member.membership.ranks))
         if asks_age and checkpointer is not None:
-            # The process that wrote it may be gone without having told when.
+            # The process that wrote it may have ended without reporting when.
             checkpointer.find_created(self._run.record.reports.note_save_elsewhere)
 
     def save_alone(self) -> None:
-        """Save what this replica holds, when no other replica is there to agree with."""
+        """Save this replica's state, where there is no other replica to agree with."""
         parts = self._parts
         parts.requests.mark_stopping()
         if parts.checkpointer is None:
@@ -188,9 +188,9 @@ class ElasticJob:
         parts = self._parts
         self._run.persistence.await_buffers()
         if parts.checkpointer is not None:
-            # The next replica 0 saves soon, and a replica that takes long to leave is killed.
+            # The new replica 0 saves soon, and a replica that takes long to leave is killed.
             parts.checkpointer.close(_LEAVE_SECONDS)
-        # Nothing else runs before the process ends.
+        # The process ends without running exit handlers.
         self._run.record.scalars.close()
         parts.loader.close()
         self.disconnect()

@@ -1,6 +1,6 @@
-"""The one object that a training script holds: epochs, batches, backward, and what they say about themselves.
+"""The job object of a training script: epochs, batches, backward, and where the training stands.
 
-The loop is in `training_loop`, what is saved in `persistence`, what is written down in `record`.
+`training_loop` has the loop, `persistence` saves, `record` writes the receipt and reports.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Job:
         self._loop.start(tensorboard_dir)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs still to do, up to `count` in all; resumes inside the one that was interrupted.
+        """The numbers of the epochs to train, up to `count` in all; resumes inside an interrupted epoch.
 
         An epoch is one pass over the data at the initial batch, and with larger batches the same progress.
         """
@@ -55,26 +55,26 @@ class Job:
     def batches(self) -> Iterator[Any]:
         """This replica's batches until the epoch is over, moved to its device; pass each one's loss to `backward`.
 
-        With accumulation one optimiser step takes several of them. Left by `break`, the rest of the pass is skipped in
-        exact mode, and the epoch counts as done.
+        With accumulation one optimiser step uses several of them. After a `break` the epoch counts as done, and in
+        exact mode the rest of its pass is skipped.
         """
         return self._loop.batches()
 
     def backward(self, loss: Tensor, *, reduction: str = "mean", weight: float | Tensor | None = None) -> None:
-        """The backward pass, and after the last micro-batch of a step the step itself.
+        """Run the backward pass, and after the last micro-batch of a step the optimiser.
 
-        `loss` is the mean over the samples of the batch; or their sum (`reduction="sum"`); or the mean over something
-        else, tokens for instance, whose number in this batch is `weight`. At any number of replicas and any
-        accumulation the gradient is that of the whole batch. It may end the process: see `JobStopped`.
+        `loss` is the mean over the samples of the batch, or their sum (`reduction="sum"`), or the mean over something
+        else, such as tokens, whose number in this batch is `weight`. At any number of replicas and any accumulation the
+        gradient is that of the whole batch. The call may end the process: see `JobStopped`.
         """
         self._loop.backward(loss, reduction, weight)
 
     def log(self, **values: float) -> None:
-        """Record metrics of the user's own, by samples and epoch, in the receipt and TensorBoard."""
+        """Add the user's metrics to the receipt and to TensorBoard, by samples and epoch."""
         self._run.record.log(values)
 
     def checkpoint(self, *, wait: bool = True) -> None:
-        """Save everything now; with several replicas, call it on all of them at the same step."""
+        """Save a checkpoint now; with several replicas, call it on all of them at the same step."""
         self._run.persistence.checkpoint(wait=wait)
 
     def write_receipt(self, folder: str | Path | None = None) -> list[Path]:
@@ -82,7 +82,7 @@ class Job:
         return self._run.record.write_receipt(folder)
 
     def close(self) -> None:
-        """Stop watching signals, finish writing, leave the process group; another job may then be started."""
+        """Restore signal handlers, finish writing, leave the process group; then another job may start."""
         self._loop.close()
 
     def __enter__(self) -> Job:
@@ -94,7 +94,7 @@ class Job:
 
     @property
     def model(self) -> nn.Module:
-        """The model to call in the loop: averages gradients over replicas where there are several. It may be kept."""
+        """The model to call in the loop, which averages gradients over replicas. The script may keep it."""
         return self._parts.engine.given
 
     @property
@@ -104,12 +104,12 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Where this replica trains."""
+        """The device on which this replica trains."""
         return self._parts.replicas.device
 
     @property
     def replica(self) -> int:
-        """This replica's number, from 0."""
+        """The number of this replica, from 0."""
         return self._parts.replicas.replica
 
     @property
@@ -139,7 +139,7 @@ class Job:
 
     @property
     def progress(self) -> float:
-        """Samples × efficiency, in samples at the initial batch; what epochs and schedules count."""
+        """Samples × efficiency, in samples at the initial batch; epochs and schedules count it."""
         return self._status.progress
 
     @property
@@ -193,13 +193,13 @@ class Job:
 
     @property
     def receipt(self) -> Receipt:
-        """What was adapted and why, so far."""
+        """The receipt so far: what was adapted and why."""
         return self._parts.receipt
 
     def last_metrics(self) -> Mapping[str, float]:
-        """What was logged last, by name."""
+        """The newest value of each of the user's metrics, by name."""
         return self._status.last_metrics()
 
     def ledger(self) -> PassLedger:
-        """The samples used in the current pass; with several replicas, call it on all of them."""
+        """The samples used in the present pass; with several replicas, call it on all of them."""
         return pass_ledger(self._parts.loader, self._parts.replicas)

@@ -1,4 +1,4 @@
-"""What `pollux.init` was given, checked and completed by what the launcher said: one frozen value."""
+"""The options of `pollux.init`, checked and completed from the launcher's variables, as one frozen value."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _LOADING = ("shuffle", "seed", "sampler", "collate_fn", "num_workers", "pin_memo
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """Everything that a job is made from; the words are those of `pollux.init`, unless said otherwise.
+    """The options of a job; the names are those of `pollux.init`, with these besides.
 
-    `batches` are the batches that may be run, `loading` is how the data is read, `step` what a step does beside the
-    optimiser's own, `rule` the learning-rate rule, `stateful` what is saved beside model and optimiser, `checkpoints`
-    where checkpoints are, None for nowhere.
+    `batches` are the batches that are allowed, `loading` says how data is read, `step` what a step does beside the
+    optimiser; `rule` is the learning-rate rule, `stateful` has the objects to save beside model and optimiser,
+    `checkpoints` is the place of checkpoints, None for none.
     """
 
     model: nn.Module
@@ -67,7 +67,7 @@ class JobOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], environment: Environment) -> JobOptions:
-        """The options of a call of `pollux.init`: `given` has its arguments by name, each of the kind it must be."""
+        """The options of a call of `pollux.init`; `given` has its arguments by name, their kinds checked."""
         batch_size, ceiling, local_ceiling = environment.batches(
             given["batch_size"], given["max_batch_size"], given["max_local_batch"]
         )
@@ -102,7 +102,7 @@ class JobOptions:
 
 
 def _data(dataset: Any, batch_size: int | None, given: Mapping[str, Any]) -> tuple[Any, LoaderOptions, int]:
-    """The dataset, how to read it, and the batch size; what was passed wins over what a DataLoader says."""
+    """The dataset, how to read it, and the batch size; arguments override the settings of a DataLoader."""
     options = LoaderOptions(shuffle=not isinstance(dataset, IterableDataset))
     if isinstance(dataset, DataLoader):
         options = options_of(dataset)
@@ -114,7 +114,7 @@ def _data(dataset: Any, batch_size: int | None, given: Mapping[str, Any]) -> tup
 
 
 def _saving(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:
-    """Where checkpoints and the receipt go, how often, and how many checkpoints stay."""
+    """The places of checkpoints and the receipt, how often to save, and how many checkpoints to keep."""
     checkpoint_dir, output_dir = given["checkpoint_dir"], given["output_dir"]
     return {
         "checkpoints": _location(environment.checkpoint_dir if checkpoint_dir is None else checkpoint_dir),
@@ -125,7 +125,7 @@ def _saving(given: Mapping[str, Any], environment: Environment) -> dict[str, Any
 
 
 def _location(checkpoint_dir: str | os.PathLike[str] | None) -> Path | ObjectStore | None:
-    """Where checkpoints are: a folder, or the store behind an address."""
+    """The place of checkpoints: a folder, or the store behind an address."""
     if checkpoint_dir is None:
         return None
     text = os.fspath(checkpoint_dir)

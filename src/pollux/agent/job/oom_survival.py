@@ -1,4 +1,4 @@
-"""Batches that memory may not hold: tried on purpose, survived, and remembered for the next start of the job."""
+"""Tries local batches that memory may not hold, survives where it does not, and notes that for later starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("pollux")
 
 
 class OomSurvival:
-    """What a job does about memory that runs out; `notes` is None without a checkpoint folder to keep them in."""
+    """A job's trials of local batches; `notes` is None without a checkpoint folder."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class OomSurvival:
         self._notes = notes
 
     def begin_micro_batch(self, micro: MicroBatch) -> None:
-        """Begin a micro-batch; the first one of a step at a local batch that never ran begins a trial."""
+        """Start a micro-batch; the first one of a step at a local batch that never ran starts a trial."""
         local = micro.largest_local_batch
         fits = self._adaptation.trial_from(local) if micro.index == 0 else None
         if fits is not None and self._notes is not None:
@@ -45,24 +45,24 @@ class OomSurvival:
         self._engine.begin_micro_batch(micro, fits)
 
     def end_trial(self) -> None:
-        """The step is over, or is given up, and did not end this process."""
+        """End the trial: the step is over or was dropped, and this process lives."""
         if self._notes is not None:
             self._notes.clear_trial(writes=self._replicas.is_first)
 
     def shrink_batch(self, local: int) -> None:
-        """A step at this local batch ran out of memory on some replica: run with a smaller one from now on."""
+        """Use a smaller local batch from now on: this one ran out of memory on some replica."""
         if local <= 1:
             raise InvalidInput("memory does not hold a single sample: use a smaller model, or a GPU with more memory")
         before = self._adaptation.choice
         smaller = self._adaptation.shrink_batch(local)
-        text = f"a local batch of {local} ran out of memory: back to {smaller}, the step's samples are taken again"
+        text = f"a local batch of {local} ran out of memory: back to {smaller}, the step's samples are used again"
         _log.warning("%s", text)
         self._record.event("out-of-memory", text, local_batch=local, smaller=smaller)
         if self._adaptation.choice.accumulation > before.accumulation:
             self._record.note_batchnorm(accumulates=True)
 
     def learn_from_earlier_starts(self) -> None:
-        """Stay below the local batch that ended an earlier start of the job; a collective."""
+        """Limit the local batch to less than one that ended an earlier start of the job; a collective."""
         lesson = None if self._notes is None else self._notes.learned(writes=self._replicas.is_first)
         everyones = self._replicas.gather([0.0, 0.0] if lesson is None else [float(number) for number in lesson])
         known = sorted((int(largest), int(local)) for local, largest in everyones.tolist() if largest > 0)
@@ -73,7 +73,7 @@ class OomSurvival:
             self._record.event("out-of-memory", text, local_batch=local, smaller=largest)
 
     def note_end_of_process(self) -> None:
-        """Note for the next start that the script ends because a trial ran out of memory, if it does."""
+        """If the script ends because a trial ran out of memory, note that for the next start."""
         error = sys.exception() or getattr(sys, "last_value", None)
         if self._notes is not None and error is not None and is_out_of_memory(error):
             self._notes.note_out_of_memory()

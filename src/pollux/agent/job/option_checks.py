@@ -1,6 +1,6 @@
-"""What `pollux.init` takes: the kind of each option, and what model, optimiser, schedule and batches must be.
+"""Checks the options of `pollux.init`: the kind of each, and model, optimiser, schedule and batches.
 
-Everything here refuses with one clear error before anything is changed; `assembly` puts a job together.
+All checks raise one clear error before anything is changed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FUNCTION: _Check = (callable, "give a function")
 _RULES = f"one of {', '.join(lr_rules.names())}, or a function f(scale, gain, group_index) that returns a factor"
 _COUNTS = ("batch_size", "max_batch_size", "max_local_batch", "num_shards", "epoch_size", "keep_checkpoints")
 _FLAGS = ("shuffle", "pin_memory", "drop_last", "move_batches", "sync_batchnorm", "measure_noise")
-# What an option must be. Model, optimizer, dataset, device and lr_scheduler have checks of their own.
+# The check of each option. Model, optimizer, dataset, device and lr_scheduler have checks of their own.
 _KINDS: dict[str, _Check] = {
     **dict.fromkeys(_COUNTS, _COUNT),
     **dict.fromkeys(_FLAGS, _FLAG),
@@ -85,7 +85,7 @@ _KINDS: dict[str, _Check] = {
 
 
 def check_kinds(given: Mapping[str, Any], defaults: Mapping[str, inspect.Parameter]) -> None:
-    """Refuse options of another kind than they must be; None stands for a default where the default is None.
+    """Refuse options of a wrong kind; None is allowed where it is the default.
 
     `given` has `init`'s arguments by name, `defaults` its parameters.
     """
@@ -98,7 +98,7 @@ def check_kinds(given: Mapping[str, Any], defaults: Mapping[str, inspect.Paramet
 def _check_sharding(model: nn.Module) -> None:
     from torch.distributed.fsdp import FSDPModule
 
-    # A compiled model answers for the one inside.
+    # A compiled model has the model inside.
     root = getattr(model, "_orig_mod", model)
     if not isinstance(root, FSDPModule) and any(isinstance(module, FSDPModule) for module in model.modules()):
         raise InvalidInput(
@@ -116,7 +116,7 @@ def check_wrapper_options(options: Mapping[str, object]) -> None:
 
 
 def to_be_saved(state: Mapping[str, Stateful], **ours: Any) -> dict[str, Stateful]:
-    """Everything to be saved by name: the user's objects, and those of ours that there are."""
+    """The objects to save by name: the user's, and those of ours that are not None."""
     there = {name: item for name, item in ours.items() if item is not None}
     for name in state:
         if name in there:
@@ -125,7 +125,7 @@ def to_be_saved(state: Mapping[str, Stateful], **ours: Any) -> dict[str, Statefu
 
 
 def check_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what is no model or optimiser, and an optimiser of another model's parameters."""
+    """Refuse objects that are no model or optimiser, and an optimiser of another model's parameters."""
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model is a {type(model).__name__}: give a torch.nn.Module")
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -155,7 +155,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def batch_range(initial: int, maximum: int | None, local_max: int | None, accumulation: int) -> BatchRange:
-    """The batches that the user allows, in samples; refused where they contradict each other."""
+    """The batches that the user allows, in samples; `InvalidInput` where they contradict each other."""
     if maximum is not None and maximum < initial:
         raise InvalidInput(
             f"batch_size is {initial}, above max_batch_size {maximum}: raise the ceiling or lower the initial batch"
@@ -166,7 +166,7 @@ def batch_range(initial: int, maximum: int | None, local_max: int | None, accumu
 
 
 def check_schedule(scheduler: Any, unit: str) -> None:
-    """Refuse what is no learning-rate scheduler, or one that needs a metric; None is none."""
+    """Refuse an object that is no learning-rate scheduler, and one that needs a metric; None: no scheduler."""
     if unit not in SCHEDULE_UNITS:
         raise UnknownName("schedule_every", unit, SCHEDULE_UNITS)
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):

@@ -1,4 +1,4 @@
-"""What a job is put together from: `init` makes it, and the parts of the job take what they need from it."""
+"""The parts of a job, made by `assembly`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["JobParts"]
 
 @dataclass(slots=True)
 class JobParts:
-    """The machinery of one job.
+    """The parts of one job.
 
     `checkpointer` is None without a checkpoint folder, `schedule` without a learning-rate scheduler, `member` where
     no supervisor runs the replicas. `on_close` is called once, when the job is closed.

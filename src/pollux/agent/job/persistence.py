@@ -1,6 +1,6 @@
-"""Saving a job and going on from what was saved: everything in one state, in checkpoints and in snapshots.
+"""Captures, saves and restores the state of a job, and resumes it from a checkpoint.
 
-When to save is decided in `training_loop`; how files are written is in `pollux.agent.checkpoint`.
+`training_loop` decides when to save; `pollux.agent.checkpoint` writes files.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class JobPersistence:
     # Saving
 
     def checkpoint(self, *, wait: bool) -> None:
-        """Save everything now; with several replicas, call it on all of them at the same step."""
+        """Save a checkpoint now; with several replicas, call it on all of them at the same step."""
         parts, checkpointer = self._parts, self._parts.checkpointer
         if checkpointer is None:
             raise MisusedJob("there is no checkpoint folder: pass checkpoint_dir= to pollux.init")
         if wait and parts.member is not None:
-            # The replica that held the folder before may release it only once this one has told that it goes on.
+            # The replica that held the folder before may release it only after this one has reported its move.
             parts.member.end_pause()
         with self._announced():
             self.await_buffers()
@@ -78,7 +78,7 @@ class JobPersistence:
 
     @contextlib.contextmanager
     def _announced(self) -> Iterator[None]:
-        """Say in the heartbeats that a checkpoint is saved, which may take long and uses no processor time."""
+        """Announce in the heartbeats that a checkpoint is saved, which may take long without processor time."""
         member = self._parts.member
         if member is None or member.beat.busy not in (Activity.TRAINING, Activity.PASS_END):
             yield
@@ -106,9 +106,9 @@ class JobPersistence:
             self._parts.receipt.event("not-saved", step, progress, text, pause=pause)
 
     def _save_took(self, seconds: float) -> None:
-        """Save more often from now on where a checkpoint, as this one, takes longer than the notice of a node's end.
+        """Save more often from now on, if a checkpoint takes longer than the notice before a node is taken back.
 
-        Only replica 0 requests checkpoints by the clock, so the others need not know.
+        Only replica 0 requests checkpoints by the clock, so the others need not do this.
         """
         checkpointer = self._parts.checkpointer
         self._record.reports.checkpoint_seconds, self._record.reports.checkpoint_error = seconds, ""
@@ -131,26 +131,26 @@ class JobPersistence:
             self._preparing.start()
 
     def await_buffers(self) -> None:
-        """Wait until the memory for checkpoints is there."""
+        """Wait until the memory for checkpoints is allocated."""
         if self._preparing is not None:
             self._preparing.join()
 
     # Everything in one state
 
     def capture(self) -> State:
-        """Everything; the same on all replicas but for shards. A collective."""
+        """The whole state, equal on all replicas but for shards; a collective."""
         self.merge_shares()
         return self.own_state(self._parts.state.rng_texts())
 
     def merge_shares(self) -> None:
-        """Bring together what replicas hold parts of: running buffers, and which samples were used. A collective."""
+        """Merge what replicas have parts of: running buffers, and the ledger of samples; a collective."""
         parts = self._parts
         if not parts.engine.counts_batchnorm:
             parts.replicas.broadcast_buffers(parts.engine.inner)
         merge_ledger(parts.loader, parts.replicas)
 
     def own_state(self, rng_texts: Sequence[str]) -> State:
-        """Everything that this replica holds, which with a merged ledger is everything."""
+        """This replica's state; once the ledger is merged, that is the whole state."""
         parts = self._parts
         state = parts.state.own(rng_texts)
         data = parts.loader.state_dict()
@@ -167,7 +167,7 @@ class JobPersistence:
         return state
 
     def restore(self, state: State, in_place: bool) -> None:
-        """Model, optimiser, objects, data and progress as they were; what was learned of the machine stays."""
+        """Restore model, optimiser, objects, data and progress; keep what was learned of the machine."""
         parts = self._parts
         parts.state.restore(state, tensors_in_place=in_place)
         data: dict[str, Any] = dict(state.values["data"])
@@ -180,7 +180,7 @@ class JobPersistence:
             parts.schedule.taken = int(state.values["schedule"])
 
     def restore_record(self, values: Mapping[str, Any]) -> None:
-        """Go on with the receipt and the training time that are in this state."""
+        """Restore the receipt and the training time."""
         self._parts.receipt.load_state_dict(values["receipt"])
         self._record.seconds_before = float(values["seconds"])
 
@@ -188,17 +188,17 @@ class JobPersistence:
 
     @property
     def has_nothing_new(self) -> bool:
-        """Whether the job is still where it was resumed."""
+        """Whether the job has not advanced since it was resumed."""
         return self._resumed_at == (self._progress.steps, self._progress.epoch)
 
     def forget_resume(self) -> None:
-        """The job has gone on from other replicas' memory: what was resumed is not what it holds."""
+        """Forget where the job was resumed, since its state now comes from other replicas."""
         self._resumed_at = None
 
     def resume(self, saved: Saved) -> None:
-        """Go on from a checkpoint, at whatever number of replicas there are now."""
+        """Resume from a checkpoint, at any number of replicas."""
         parts, record = self._parts, self._record
-        # Before anything is read into the model: data of another shape is refused, and the model stays as it was.
+        # Before anything is read into the model, so that a refusal leaves it unchanged.
         parts.loader.check_state(dict(saved.manifest.values["data"]))  # type: ignore[arg-type]
         parts.state.check_schedule(saved.manifest.values)
         tensors = parts.state.templates(saved)

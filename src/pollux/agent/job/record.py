@@ -1,4 +1,4 @@
-"""Everything that a job says of itself: the receipt, TensorBoard scalars and reports to the scheduler."""
+"""Records a run: in the receipt, in TensorBoard scalars, and in reports to the scheduler."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _log = logging.getLogger("pollux")
 
 
 class RunRecord:
-    """Writes down what happens to a run; only replica 0 has reports and files.
+    """Records what happens to a run; only replica 0 sends reports and writes files.
 
-    `seconds_before` is the time that earlier processes of the job trained, `last_round` what the newest round found.
+    `seconds_before` is the training time of earlier processes of the job, `last_round` the result of the newest round.
     """
 
     def __init__(self, parts: JobParts, status: TrainingStatus) -> None:
@@ -43,19 +43,19 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """Time spent training, that of earlier processes included."""
+        """Time spent training, earlier processes included."""
         return self.seconds_before + time.monotonic() - self._began
 
     def event(self, kind: str, text: str, **numbers: float) -> None:
-        """Enter into the receipt what happened at the present step."""
+        """Add an event at the present step to the receipt."""
         self._receipt.event(kind, self._progress.steps, self._progress.progress, text, **numbers)
 
     def mark_not_exact(self, text: str) -> None:
-        """Say in the receipt that the run is not exact, and why."""
+        """Note in the receipt that the run is not exact, and why."""
         self._receipt.mark_not_exact(text, self._progress.steps, self._progress.progress)
 
     def note_batchnorm(self, accumulates: bool) -> None:
-        """Say, once, where BatchNorm makes exactness impossible."""
+        """Note, once, that BatchNorm makes exactness impossible, where it does."""
         engine, num_replicas = self._parts.engine, self._parts.replicas.num_replicas
         if not has_batchnorm(engine.inner):
             return
@@ -70,21 +70,21 @@ class RunRecord:
             self.mark_not_exact(text)
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Record metrics of the user's own, by samples and epoch."""
+        """Record the user's metrics, by samples and epoch."""
         progress = self._progress
         self._receipt.log(values, samples=progress.samples, epoch=progress.epochs, progress=progress.progress)
         self.scalars.metrics(values, progress.samples)
         self.reports.add_metrics(values)
 
     def step_done(self) -> None:
-        """Tell supervisor and reports of a step; the first one after a change of replicas ends its pause."""
+        """Report a step; the first one after a change of replicas ends its pause."""
         member = self._parts.member
         self.reports.note_step()
         if member is not None and member.stepped(self._progress.steps) and member.last_pause is not None:
             self.reports.note_pause(*member.last_pause)
 
     def add_row(self) -> None:
-        """Record this moment of the run, once for each step."""
+        """Add a row for the present step, once."""
         if self._row_at_step == self._progress.steps:
             return
         self._row_at_step = self._progress.steps
@@ -100,7 +100,7 @@ class RunRecord:
         self.reports.live = member is not None and not member.refusal
 
     def rolled_back(self) -> None:
-        """The run goes on from an earlier step: TensorBoard hides what was written beyond it."""
+        """Let TensorBoard hide what was written beyond the step to which the run was rolled back."""
         self.scalars.rolled_back(self._progress.samples)
 
     def enter_generation(self, generation: int) -> bool:
@@ -128,7 +128,7 @@ class RunRecord:
         return []
 
     def write_output(self) -> None:
-        """Write everything out at the end of a run, or of this process's part in it."""
+        """Write all files at the end of a run, or of this process's part in it."""
         self.add_row()
         if self._parts.output_dir is not None:
             self._write_receipt(self._parts.output_dir)

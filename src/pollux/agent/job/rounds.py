@@ -1,4 +1,4 @@
-"""Rounds of a job's own loop: what was measured decides about the batch, and a change that harms is taken back."""
+"""Owns the rounds of a job's own loop: it reports changes of batch, and rolls back one that harms."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pollux.goodput import BatchChoice
 __all__ = ["JobRounds"]
 
 _log = logging.getLogger("pollux")
-# A scaler finds its scale by trying; what it never finds in this many rounds is not there.
+# A scaler finds its scale by trials; where it has found none in this many rounds, there is none.
 _MOST_ROUNDS_WITH_A_SCALER = 5
 
 
 class JobRounds:
-    """Owns the rounds of a job's own loop: the whole state returns with the batch after a change that harms."""
+    """The owner of the rounds of a job's own loop; a roll-back restores the whole state."""
 
     def __init__(self, parts: JobParts, record: RunRecord, persistence: JobPersistence, feed: BatchFeed) -> None:
         self._engine = parts.engine
@@ -40,22 +40,22 @@ class JobRounds:
         self._num_not_finite = 0
 
     def forget(self) -> None:
-        """Forget the state to roll back to: replicas have changed since."""
+        """Forget the state to roll back to, since the replicas have changed."""
         self._rounds.forget()
         self._num_not_finite = 0
 
     def run_due(self) -> None:
-        """Run a round where one is due after the present step; a collective."""
+        """Run a round if one is due after the present step; a collective."""
         self._rounds.run_due()
 
-    # What the rounds ask of their owner
+    # As the owner of the rounds
 
     def round_measured(self, report: RoundReport) -> None:
-        """A round was measured; nothing is decided yet."""
+        """Note what a round has measured; nothing is decided yet."""
         self._record.last_round = report
 
     def round_accepted(self, report: RoundReport, is_watched: bool) -> None:
-        """The steps of the round stay, unless their loss is not finite."""
+        """Keep the steps of the round, unless their loss is not finite."""
         self._engine.tolerates = is_watched
         self._require_finite(report.loss)
         self._record.add_row()
@@ -70,11 +70,11 @@ class JobRounds:
             )
 
     def capture(self) -> State:
-        """A copy of everything; a collective."""
+        """A copy of the whole state; a collective."""
         return self._state.copied(self._persistence.capture())
 
     def batch_changed(self, change: BatchChange, before: BatchChoice, total: int) -> None:
-        """Say so; for a while losses that are not finite are the guard's to judge."""
+        """Record the change; for a while the guard judges losses that are not finite."""
         self._engine.tolerates = True
         after = self._adaptation.total
         text = f"batch {total:,} to {after:,}: {change.reason}"
@@ -92,7 +92,7 @@ class JobRounds:
             self._record.note_batchnorm(accumulates=True)
 
     def restore(self, captured: State) -> dict[str, Any]:
-        """Return to what was captured."""
+        """Restore the captured state."""
         self._engine.abandon()
         self._engine.tolerates = False
         self._persistence.restore(captured, in_place=False)
@@ -101,15 +101,15 @@ class JobRounds:
         return state
 
     def rolled_back(self, why: str, total: int, bad: int) -> None:
-        """Save the state that training goes on from, in place of later ones, and say what happened."""
+        """Save the restored state, remove later checkpoints, and record the roll-back."""
         step = self._progress.steps
         self._feed.forget()
         if self._checkpointer is not None:
-            # The state to go on from is saved first, and only then are later checkpoints removed.
+            # Later checkpoints are removed only after the restored state is saved.
             try:
                 self._persistence.checkpoint(wait=True)
             except PolluxError as error:
-                # Only the first replica knows of it, and all of them go on.
+                # Only replica 0 knows of it, and all replicas must continue alike.
                 _log.error("rolled back, but not saved: %s", error)
             self._checkpointer.drop_after(step)
         self._record.rolled_back()

@@ -1,4 +1,4 @@
-"""What the loop of a job and its changes of replicas work with, built once from the parts of the job."""
+"""The parts of a job together with what runs on them; used by its loop and by changes of replicas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["JobRun"]
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """The parts of a job, and what records, saves, feeds and adapts it while it runs."""
+    """The parts of a job, and what records, saves, feeds and adapts it."""
 
     parts: JobParts
     record: RunRecord
@@ -35,7 +35,7 @@ class JobRun:
         feed = BatchFeed(parts, record)
         notes = None
         if parts.checkpointer is not None:
-            # In exact mode the batch stays what was asked for, unless it is certain that memory does not hold it.
+            # In exact mode the batch stays as requested, unless it is certain that memory does not hold it.
             kind, adapts = parts.adaptation.memory.gpu_type, parts.adaptation.adapts
             notes = TrialNotes(parts.checkpointer.folder, kind, counts_deaths=adapts)
         oom = OomSurvival(parts.engine, parts.adaptation, parts.replicas, record, notes)

@@ -1,7 +1,4 @@
-"""The loop of a training job: epochs, batches, steps, requests between steps, and how the loop ends.
-
-It ties the parts of a job together at step boundaries; each part does its own work elsewhere.
-"""
+"""The loop of a training job: epochs, batches, steps, requests between steps, and the end of the loop."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class JobStopped(SystemExit):
 
 
 class TrainingLoop:
-    """Runs the steps of a job; `failed` says that an error ended them, after which nothing more is saved."""
+    """Runs the steps of a job; `failed` says that an error ended the loop, after which nothing is saved."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
@@ -77,14 +74,14 @@ class TrainingLoop:
         self._run.record.note_batchnorm(accumulates=parts.adaptation.choice.accumulation > 0)
 
     def _resume_or_begin(self) -> bool:
-        """Start together with all other replicas; whether there was a checkpoint to go on from."""
+        """Start together with all other replicas; returns whether there was a checkpoint to resume from."""
         parts, checkpointer = self._parts, self._parts.checkpointer
         saved = checkpointer.latest() if checkpointer is not None else None
         if saved is not None:
             self._run.persistence.resume(saved)
         else:
             if parts.replicas.replica > 0:
-                # Replica 0 keeps the user's own random state, as plain PyTorch would.
+                # Replica 0 keeps the random state of the script, as with plain PyTorch.
                 parts.state.seed_rng(0)
             self._run.record.event(
                 "started", f"{parts.replicas.num_replicas} replicas on {parts.replicas.num_nodes} nodes"
@@ -106,7 +103,7 @@ class TrainingLoop:
             self._in_epoch, self._left_batches, self._left_epochs = True, False, True
             yield number
             self._left_epochs = False
-            # Replicas that were lost may have left this one behind, in an epoch that the others have closed.
+            # After a loss this replica may receive a state of a later epoch.
             while self._progress.epoch == number and not self._elastic.survive_loss(self._close_epoch):
                 pass
             self._elastic.survive_loss(self._serve_requests)
@@ -140,7 +137,7 @@ class TrainingLoop:
                 self._parts.member.start_activity(Activity.PASS_END)
 
     def _enter_loop(self) -> None:
-        """A replica that joined is in the loop from here, where all others are."""
+        """Note that a replica that joined has come to the loop, like all others."""
         if self._parts.member is not None:
             self._parts.member.stray_check.stop_watching()
 
@@ -162,7 +159,7 @@ class TrainingLoop:
         parts = self._parts
         self._drop_unfinished_step()
         if not parts.engine.counts_batchnorm:
-            # First what needs the others: if one is lost in it, nothing has changed yet.
+            # The collective first: if a replica is lost in it, nothing has changed yet.
             parts.replicas.broadcast_buffers(parts.engine.inner)
         self._run.feed.close_epoch(self._left_batches)
         self._progress.close_epoch()
@@ -188,7 +185,7 @@ class TrainingLoop:
             self._finish_step(micro)
 
     def _require_whole_model(self) -> None:
-        """Notice that a replica was lost in a forward pass, in which layers talk to each other."""
+        """Raise the error of a replica that was lost during a forward pass."""
         engine = self._parts.engine
         model = engine.model
         if isinstance(model, WrappedModel) and model.broken:
@@ -236,7 +233,7 @@ class TrainingLoop:
             self._run.persistence.checkpoint(wait=False)
 
     def _stop(self) -> None:
-        # Before the state is saved, so that the receipt of the run that goes on knows of it.
+        # Before the state is saved, so that the receipt of the resumed run has it.
         self._run.record.event("stopped", "asked to stop")
         if self._parts.checkpointer is None:
             _log.warning("stopped without a checkpoint: pass checkpoint_dir= to pollux.init to keep the work")
@@ -245,7 +242,7 @@ class TrainingLoop:
                 self._run.persistence.checkpoint(wait=True)
             except PolluxError as error:
                 _log.error("stopped without saving the last steps: %s", error)
-        # Wait until replica 0 has saved: when one replica ends, launchers end the others.
+        # Wait until replica 0 has saved: when one replica ends, a launcher ends the others.
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._parts.replicas.gather([1.0])
         self._left_epochs = False
@@ -256,12 +253,12 @@ class TrainingLoop:
     # The end
 
     def _finish(self) -> None:
-        # A job that was done already when it was resumed has nothing to add.
+        # A job that was resumed when it was done already has nothing new to save.
         if self._parts.checkpointer is not None and not self._run.persistence.has_nothing_new:
             try:
                 self._run.persistence.checkpoint(wait=True)
             except PolluxError as error:
-                # The model is trained, and what the script does next with it must not be lost as well.
+                # The model is trained, and the script must be able to use it.
                 _log.error("finished, but the last checkpoint could not be saved: %s", error)
         self._parts.requests.give_back_signals()
         self._finished = True
@@ -287,7 +284,7 @@ class TrainingLoop:
             self._release()
 
     def _leave(self) -> None:
-        """Save what was done so far where the script left the loop over epochs by `break`, not by an error."""
+        """Save, where the script left the loop over epochs by `break` and not by an error."""
         left = self._left_epochs and not self._elastic.saved_alone
         if not left or self.failed or getattr(sys, "last_value", None) is not None:
             return

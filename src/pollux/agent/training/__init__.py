@@ -1,4 +1,4 @@
-"""What every training has, whichever framework computes its steps: status, rounds, batches of an epoch.
+"""The parts of a training that do not depend on the framework: rounds, and the batches of an epoch.
 
-Runs in every replica. Imports no framework; it uses `adaptation`, `data` and `reporting`.
+Runs in every replica. Imports no framework; it uses `adaptation` and `data`.
 """

@@ -1,4 +1,4 @@
-"""The batches of a loop that a framework owns, which may ask for them ahead of running them."""
+"""The batches of a loop that a framework owns, which may draw them before it runs them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["EpochBatches"]
 class EpochBatches:
     """Issues the micro-batches of epochs in order, and counts their samples once their step is done.
 
-    In exact mode an epoch is a pass over the data. Otherwise it is as much progress as a pass at the initial batch; it
-    counts what is issued and not yet used, and may run over the end of a pass. `batch_size` is the initial batch.
-    `loader` is that of the oldest step that is not done.
+    In exact mode an epoch is a pass over the data. Otherwise it is the progress of a pass at the initial batch, with
+    batches counted that are issued and not used yet; it may extend into the next pass. `batch_size` is the initial
+    batch. `loader` is that of the oldest step that is not done.
     """
 
     def __init__(self, loader: Loader, progress: TrainingProgress, batch_size: int, adapts: bool) -> None:
@@ -35,18 +35,18 @@ class EpochBatches:
 
     @property
     def last_issued(self) -> MicroBatch:
-        """The micro-batch that was yielded last."""
+        """The micro-batch that was issued last."""
         if not self._issued:
-            raise MisusedJob("no batch was taken from Pollux's loader")
+            raise MisusedJob("no batch was drawn from Pollux's loader")
         return self._issued[-1]
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether the epoch under way has had all its steps."""
+        """Whether all steps of the present epoch are done."""
         if self._epoch_ended or self._follows_progress:
             return self._epoch_ended or self._progress.epoch_reached
         size, drops = self.loader.size, self.loader.options.drop_last
-        # What is left below a whole batch will be dropped, though the loader was not asked for it yet.
+        # A rest of less than a whole batch will be dropped, though the loader does not know it yet.
         dropped = drops and size is not None and size - self.loader.cursor < self._batch_size
         return self.loader.pass_done or dropped
 
@@ -55,7 +55,7 @@ class EpochBatches:
         return self._adapts and self._progress.epoch_size is not None
 
     def epoch(self, adaptation: Adaptation) -> Iterator[Any]:
-        """This replica's batches of the epoch that is under way or comes next; drops what was asked for before."""
+        """This replica's batches of the present or the next epoch; drops batches that were issued before."""
         self.forget_issued()
         self._enter_epoch()
         step, current = self._progress.steps, self.loader
@@ -79,7 +79,7 @@ class EpochBatches:
         self._epoch_ended = True
 
     def _enter_epoch(self) -> None:
-        """Close the epoch before this one where it is over, and have the loader in a pass that is not done."""
+        """Close the last epoch if it is over, and start the next pass if the last one is done."""
         if self.epoch_is_over:
             self._close_epoch()
             if not self._follows_progress:
@@ -88,11 +88,11 @@ class EpochBatches:
             self.loader.next_pass()
 
     def _check_empty_run(self, is_whole_pass: bool) -> None:
-        """The rest of a pass had no batch, which is an error where that rest was the whole pass."""
+        """Raise where a whole pass had no batch; otherwise the epoch had ended before."""
         if is_whole_pass:
             raise InvalidInput("a whole pass has no full batch: leave drop_last out, or use a smaller batch")
         if not self._follows_progress:
-            # The pass of a stream had ended just where it was left, which was not known before it was read.
+            # The pass of a stream had ended there already, which shows only when it is read.
             self._close_epoch()
 
     def _issue(self, micro: MicroBatch, loader: Loader) -> None:
@@ -108,7 +108,7 @@ class EpochBatches:
         return self._progress.in_epoch + ahead >= self._progress.epoch_size * (1.0 - 1e-9)
 
     def _following(self, current: Loader) -> Loader:
-        """The data of the pass after this one, whose last steps may still be under way."""
+        """The loader of the next pass; steps of this one may be under way."""
         if not self._unfinished:
             current.skip_pass()
             return current
@@ -121,13 +121,13 @@ class EpochBatches:
         self._epoch_ended = False
 
     def begin_oldest(self) -> MicroBatch:
-        """The oldest micro-batch that was issued, which is about to be run."""
+        """The oldest micro-batch that was issued, to run it now."""
         if not self._issued:
             raise MisusedJob("a batch came that is not from Pollux's loader: give the Trainer that loader alone")
         return self._issued.popleft()
 
     def commit(self) -> None:
-        """The oldest step that was issued to its end is done: its samples count."""
+        """Count the samples of the oldest step that was issued, which is done."""
         loader, _ = self._unfinished.popleft()
         if loader is not self.loader:
             self.loader.close()
@@ -135,18 +135,18 @@ class EpochBatches:
         loader.commit()
 
     def forget_issued(self) -> None:
-        """Drop what was issued and not committed; it will be issued again."""
+        """Drop micro-batches that were issued and not committed; they will be issued again."""
         self._issued.clear()
         self._unfinished.clear()
         self._mid_step = False
         self.loader.rewind()
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the data, and whether the epoch under way has ended."""
+        """The place in the data, and whether the present epoch is over."""
         return {"data": self.loader.state_dict(), "ended": self.epoch_is_over and not self._unfinished}
 
     def load_state_dict(self, data: dict[str, Any], ended: bool) -> None:
-        """Go on from there; what was issued is dropped."""
+        """Restore a state, and drop what was issued."""
         self.forget_issued()
         self.loader.load_state_dict(data)
         self._epoch_ended = ended

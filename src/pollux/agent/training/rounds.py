@@ -1,4 +1,4 @@
-"""Rounds of a training: what was measured decides about the batch, and a change of batch that harms is taken back."""
+"""Runs the rounds of a training: measure, change the batch, and roll back a change that harms."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = ["AdaptationRounds", "RoundOwner"]
 
 
 class RoundOwner(Protocol):
-    """A training that rounds belong to: it saves and restores its own state, and says what happened."""
+    """A training whose rounds are run: it captures and restores its state, and records what happens."""
 
     def round_measured(self, report: RoundReport) -> None:
-        """A round was measured; nothing is decided yet."""
+        """Note what a round has measured; nothing is decided yet."""
 
     def round_accepted(self, report: RoundReport, is_watched: bool) -> None:
-        """The steps of the round stay. `is_watched`: a change of batch before them may still be taken back."""
+        """Note that the steps of a round stay; `is_watched`: a change of batch before them may be rolled back."""
 
     def capture(self) -> Any:
-        """What `restore` will need; called just before the batch changes."""
+        """The state that `restore` needs; called just before the batch changes."""
 
     def batch_changed(self, change: BatchChange, before: BatchChoice, total: int) -> None:
-        """The batch changed, from `before` and its `total` samples."""
+        """Note that the batch has changed, from `before` and its `total` samples."""
 
     def restore(self, captured: Any) -> dict[str, Any] | None:
-        """Return to what was captured; the state of adaptation in it, None where weights and progress stay."""
+        """Restore a captured state; returns the state of adaptation in it, None where weights and progress stay."""
 
     def rolled_back(self, why: str, total: int, bad: int) -> None:
-        """The batch went back to `total` samples from `bad`, and adaptation is frozen for a while."""
+        """Note that the batch is `total` samples again after `bad`, and that adaptation is frozen for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class _BeforeChange:
 class AdaptationRounds:
     """Runs the rounds of one training, whichever framework computes its steps.
 
-    Before a change of batch the owner captures its state. It is kept until the loss has shown that the change does no
-    harm; after a spike the owner restores it, and the batch stays as it was for a while.
+    Before a change of batch the owner captures its state. After a spike of the loss the owner restores it, and the
+    batch stays for a while; without one the captured state is dropped when the change has been watched long enough.
     """
 
     def __init__(self, adaptation: Adaptation, progress: TrainingProgress, owner: RoundOwner) -> None:
@@ -55,11 +55,11 @@ class AdaptationRounds:
         self._before: _BeforeChange | None = None
 
     def forget(self) -> None:
-        """Drop the state to roll back to, for instance because the replicas have changed."""
+        """Drop the state to roll back to, for example because the replicas have changed."""
         self._before = None
 
     def run_due(self) -> None:
-        """Run a round where one is due after the present step; a collective."""
+        """Run a round if one is due after the present step; a collective."""
         if self._adaptation.is_round(self._progress.steps):
             self._run()
 
@@ -78,14 +78,14 @@ class AdaptationRounds:
             self.change_batch(change)
 
     def change_batch(self, change: BatchChange) -> None:
-        """Go over to another batch."""
+        """Change to another batch."""
         choice, total = self._adaptation.choice, self._adaptation.total
         self._before = _BeforeChange(self._owner.capture(), total)
         self._adaptation.change_batch(change)
         self._owner.batch_changed(change, choice, total)
 
     def roll_back(self, why: str) -> None:
-        """Return to the state before the last change of batch, and leave the batch alone for a while."""
+        """Return to the state before the last change of batch, and freeze the batch for a while."""
         before, self._before = self._before, None
         assert before is not None
         bad = self._adaptation.total

@@ -486,7 +486,7 @@ class NoLength:
         (NoLength(), {}, "NoLength has neither __getitem__ with __len__ nor __iter__"),
         (object(), {}, "object has neither"),
         ([], {}, "empty"),
-        (iter([1, 2]), {}, "gone after one pass"),
+        (iter([1, 2]), {}, "ends after one pass"),
         (Numbers(5), {"sampler": [1]}, "a sampler has no meaning"),
         (Numbers(5), {"num_shards": 3, "num_workers": 2}, "num_workers is 2 and num_shards 3"),
         ([1, 2], {"sampler": [2]}, "index 2, outside"),

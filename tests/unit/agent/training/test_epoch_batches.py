@@ -137,5 +137,5 @@ def test_a_batch_from_elsewhere_is_refused():
     made = batches()
     with pytest.raises(MisusedJob, match="not from Pollux's loader"):
         made.begin_oldest()
-    with pytest.raises(MisusedJob, match="no batch was taken"):
+    with pytest.raises(MisusedJob, match="no batch was drawn"):
         _ = made.last_issued

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pollux.testing.jobs.hosted_store import HostedStore
+from tests.support.hosted_store import HostedStore
+
 from pollux.testing.jobs.replica_server import ReplicaResult, ReplicaServer, RunningReplicas
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 from pollux.wire.live import keys
