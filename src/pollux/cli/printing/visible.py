@@ -14,6 +14,9 @@ __all__ = ["one_sign_each", "say", "visible", "visible_log"]
 
 # Control characters; marks that reverse the direction of writing; separators that some terminals take for line ends.
 _UNSAFE = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+# Bytes of a file's name that are no text: they are printed as they are, and some terminals take these for controls.
+_UNSAFE += "\udc80-\udc9f"
+_BYTES = re.compile("[\udc80-\udcff]+")
 _IN_LOGS = re.compile(f"[{_UNSAFE}]")
 _ANYWHERE = re.compile(f"[\r{_UNSAFE}]")
 
@@ -23,22 +26,31 @@ def visible(text: str) -> str:
 
     A JSON document stays the same document: in it such a character is written as JSON's own escape.
     """
-    return _ANYWHERE.sub(_written_out, text)
+    return _ANYWHERE.sub(_written_out, _as_text(text))
 
 
 def visible_log(text: str) -> str:
     """Like `visible`, for a job's output, in which a progress bar may return to the beginning of its line."""
-    return _IN_LOGS.sub(_written_out, text)
+    return _IN_LOGS.sub(_written_out, _as_text(text))
 
 
 def one_sign_each(text: str) -> str:
     """Like `visible`, for columns: each unsafe character becomes one replacement character."""
-    return _ANYWHERE.sub("\ufffd", text)
+    return _ANYWHERE.sub("\ufffd", _as_text(text))
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
     """Print text on standard output, or on standard error, with unsafe characters written out."""
     typer.echo(visible(text), err=err, nl=nl)
+
+
+def _as_text(text: str) -> str:
+    """With bytes that are text after all as that text: printed, they would be the character that is filtered here."""
+
+    def read(found: re.Match[str]) -> str:
+        return found.group().encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+
+    return _BYTES.sub(read, text)
 
 
 def _written_out(found: re.Match[str]) -> str:

@@ -6,13 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from pollux import cli
 from pollux.cli.printing.console import SafeConsole
-from pollux.cli.printing.visible import visible, visible_log
+from pollux.cli.printing.visible import one_sign_each, visible, visible_log
 
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 ATTACK = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202egpj.exe\u2066\x7f"
@@ -33,6 +35,24 @@ def test_every_unsafe_character_is_written_out(character):
     kept = "\t\n"
     assert (visible(character) == character) == (character in kept)
     assert (visible_log(character) == character) == (character in kept + "\r")
+
+
+@pytest.mark.parametrize("filtered", [visible, visible_log, one_sign_each])
+@given(
+    st.text(st.sampled_from("a\x9b\u202e\udcc2\udc9b\udce2\udc80\udcae\udcfc\udcd8\udc9c\udc1b\ud83d\xe9"), max_size=12)
+)
+def test_bytes_that_are_no_text_do_not_become_controls_on_their_way_out(filtered, text):
+    """`os.fsdecode` stands for a byte by such a character; whoever writes it may choose the bytes of any other."""
+    shown = filtered(text).encode(
+        "utf-8", "surrogateescape" if "\ud83d" not in text and "\udc1b" not in text else "replace"
+    )
+    assert not re.search("[\x80-\x9f\u061c\u202e]", shown.decode("utf-8", "replace"))
+    assert not re.search(rb"(?<![\xc2-\xf4\x80-\xbf])[\x80-\x9f]", shown), "a terminal of one byte for a character"
+
+
+def test_the_name_of_a_file_that_is_no_text_is_printed_as_it_is():
+    assert visible("caf\udce9.py") == "caf\udce9.py"
+    assert visible("caf\udcc3\udca9.py") == "café.py"
 
 
 def test_a_json_document_stays_the_same_document():
