@@ -3,19 +3,26 @@
 A collective over gloo ends only with its timeout or with a connection: not by a call from another thread, and not when
 a node loses its network. So the other replicas cut their connections themselves. They cut a connection only if a
 replica of the same job has published its other end.
+
+Gloo takes any connection for one of the replica that it waits for. The kernel knows the users of those of this machine:
+connections of another user are cut before a group carries any values.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
+import struct
 from collections.abc import Collection, Iterator
 
-__all__ = ["cut", "is_possible", "own_ends"]
+__all__ = ["cut", "cut_other_users", "is_possible", "listening_ports", "own_ends"]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _MAPPED = "::ffff:"
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_ESTABLISHED = "01"
 
 
 def is_possible() -> bool:
@@ -40,6 +47,43 @@ def cut(ends: Collection[str]) -> int:
     return count
 
 
+def listening_ports() -> frozenset[int]:
+    """The ports at which this process takes TCP connections."""
+    return frozenset(int(str(own[1])) for _, own in _sockets(listening=True))
+
+
+def cut_other_users(ports: Collection[int]) -> int:
+    """End the connections that other users of this machine have made to these ports of this process; how many."""
+    users = _users_connected_to(ports)
+    count = 0
+    for connection, mine, theirs in _connections():
+        if users.get((_text(theirs), _text(mine)), os.geteuid()) != os.geteuid():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def _users_connected_to(ports: Collection[int]) -> dict[tuple[str, str], int]:
+    """The users of this machine's connections to these ports, by both ends, as the kernel lists them."""
+    wanted = {f"{port:04X}" for port in ports}
+    users = {}
+    for table in _TABLES:
+        with contextlib.suppress(OSError, ValueError, IndexError), open(table) as rows:
+            for row in rows:
+                fields = row.split()
+                if fields[3] == _ESTABLISHED and fields[2].rpartition(":")[2] in wanted and fields[9] != "0":
+                    users[_listed(fields[1]), _listed(fields[2])] = int(fields[7])
+    return users
+
+
+def _listed(text: str) -> str:
+    """An end as the kernel lists it, in words of the processor's order, as `_text` writes it."""
+    host, _, port = text.rpartition(":")
+    packed = struct.pack(f"={len(host) // 8}I", *(int(host[at : at + 8], 16) for at in range(0, len(host), 8)))
+    return _text((str(ipaddress.ip_address(packed)), int(port, 16)))
+
+
 def _text(address: tuple[object, ...]) -> str:
     """The text of an address, equal on both sides: one may see as IPv6 what the other sees as IPv4."""
     host = str(address[0]).partition("%")[0].lower()
@@ -48,6 +92,13 @@ def _text(address: tuple[object, ...]) -> str:
 
 
 def _connections() -> Iterator[tuple[socket.socket, tuple[object, ...], tuple[object, ...]]]:
+    for connection, own in _sockets(listening=False):
+        with contextlib.suppress(OSError):
+            yield connection, own, connection.getpeername()
+
+
+def _sockets(listening: bool) -> Iterator[tuple[socket.socket, tuple[object, ...]]]:
+    """The TCP sockets of this process, each as a copy for as long as it is looked at."""
     for name in os.listdir("/proc/self/fd") if is_possible() else ():
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -59,4 +110,5 @@ def _connections() -> Iterator[tuple[socket.socket, tuple[object, ...], tuple[ob
             if connection.family not in _INTERNET or connection.type != socket.SOCK_STREAM:
                 continue
             with contextlib.suppress(OSError):
-                yield connection, connection.getsockname(), connection.getpeername()
+                if bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening:
+                    yield connection, connection.getsockname()

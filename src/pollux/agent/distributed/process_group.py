@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import inspect
+import logging
 import re
 import threading
 import time
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pollux.agent.distributed import abort, byte_collectives, rendezvous
+from pollux.agent.distributed import abort, byte_collectives, connections, rendezvous
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_batchnorm
 from pollux.core.errors import InvalidInput
@@ -29,6 +30,7 @@ __all__ = ["ReplicaGroup", "WrappedModel", "is_loss"]
 rendezvous.install()
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
+_log = logging.getLogger("pollux")
 _UNFINISHED = "Expected to have finished reduction"
 _NAMED = 5
 _LOOK_SECONDS = 0.05
@@ -42,6 +44,16 @@ def is_loss(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and any(sign in text for sign in ("/gloo/", "Gloo", "NCCL"))
+
+
+def _keep_other_users_out(before: frozenset[int]) -> None:
+    """Cut what others have connected to the ports of a group that was just made; `before` are those from before it."""
+    count = connections.cut_other_users(connections.listening_ports() - before)
+    if count:
+        _log.warning(
+            "%d connections that another user of this machine made to this replica's ports were cut: where one had "
+            "taken a replica's place, the group fails now and is made anew", count,
+        )  # fmt: skip
 
 
 def _data_group() -> dist.ProcessGroup:
@@ -163,7 +175,7 @@ class ReplicaGroup:
         return store
 
     def _join(self, meeting: dist.Store | None, patience: float | None = None) -> None:
-        limit = self._limit
+        limit, before = self._limit, connections.listening_ports()
         if patience is not None and hasattr(dist.ProcessGroup, "set_timeout"):
             limit = min(limit, datetime.timedelta(seconds=patience))
         if not dist.is_initialized():
@@ -185,6 +197,7 @@ class ReplicaGroup:
         number = store.add(f"pollux/jobs/{self.replica}", 1)
         self.store = dist.PrefixStore(f"pollux/job/{number}", store)
         self.control = dist.new_group(backend="gloo", timeout=limit)
+        _keep_other_users_out(before)
         if limit < self._limit:
             groups: tuple[Any, ...] = (dist.group.WORLD, self.control)
             for group in groups:
@@ -238,7 +251,9 @@ class ReplicaGroup:
         """
         if self.num_replicas == 1:
             return None
+        before = connections.listening_ports()
         group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self._limit)
+        _keep_other_users_out(before)
         self._others.append(group)
         return group
 

@@ -1,10 +1,11 @@
+import os
 import socket
 from typing import Any
 
 import pytest
 
 from pollux.agent.distributed import connections as module
-from pollux.agent.distributed.connections import cut, is_possible, own_ends
+from pollux.agent.distributed.connections import cut, cut_other_users, is_possible, listening_ports, own_ends
 
 
 @pytest.fixture
@@ -53,6 +54,29 @@ def test_only_connections_to_the_named_ends_are_cut(pair, theirs):
         assert cut({end(pair[theirs])}) == 1
         assert not is_open(pair[1 - theirs])
         assert is_open(other)
+
+
+def test_what_other_users_have_connected_is_cut(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as scripts_own:
+        ports = {server.getsockname()[1], scripts_own.getsockname()[1]}
+        assert ports <= listening_ports()
+        clients = [socket.create_connection(each.getsockname()) for each in (server, scripts_own)]
+        accepted = [each.accept()[0] for each in (server, scripts_own)]
+        gloo = {server.getsockname()[1]}
+        assert cut_other_users(gloo) == 0, "it is the user's own"
+        monkeypatch.setattr(module.os, "geteuid", lambda: 12345)
+        assert cut_other_users(gloo) == 1
+        assert not is_open(clients[0])
+        assert is_open(clients[1]), "a server of the script's own may have other guests"
+        for each in (*clients, *accepted):
+            each.close()
+
+
+def test_ends_are_written_as_the_kernel_lists_them():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        port = server.getsockname()[1]
+        users, theirs = module._users_connected_to({port}), end(client)
+    assert users == {(theirs, f"127.0.0.1 {port}"): os.geteuid()}
 
 
 def test_a_default_timeout_of_the_scripts_own_is_respected(pair, monkeypatch):
