@@ -39,7 +39,7 @@ class ServiceSettings:
     """
 
     home: Path
-    policy: str = "pollux"
+    policy: str = "castor"
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "local"
     backend_options: Mapping[str, Any] = field(default_factory=dict)

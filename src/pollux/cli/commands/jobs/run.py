@@ -58,7 +58,7 @@ def run(
     policy: Annotated[
         str,
         typer.Option(metavar="NAME", autocompletion=complete_policies, help="Who gets GPUs; see 'pollux policies'."),
-    ] = "pollux",
+    ] = "castor",
     env: Annotated[
         list[str] | None, typer.Option("--env", "-e", metavar="KEY=VALUE", help="A variable; may be repeated.")
     ] = None,

@@ -55,7 +55,7 @@ def up(
     policy: Annotated[
         str,
         typer.Option(metavar="NAME", autocompletion=complete_policies, help="Who gets GPUs; see 'pollux policies'."),
-    ] = "pollux",
+    ] = "castor",
     trigger: Annotated[
         Any, typer.Option(metavar="rounds|events", parser=read_trigger, help="Decide in rounds, or on changes.")
     ] = "events",

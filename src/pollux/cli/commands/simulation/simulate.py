@@ -39,7 +39,7 @@ def simulate(
             autocompletion=complete_policies,
             help="Comma-separated names; results are compared to the first. See 'pollux policies'.",
         ),
-    ] = "pollux,tiresias,optimus-oracle",
+    ] = "castor,pollux,tiresias,optimus-oracle",
     profiles: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Measured applications; else the built-in ones.")
     ] = None,

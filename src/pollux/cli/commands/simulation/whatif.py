@@ -34,7 +34,7 @@ def whatif(
             autocompletion=complete_policies,
             help="Comma-separated names; results are compared to the first.",
         ),
-    ] = "pollux",
+    ] = "castor",
     history: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A file of 'pollux history export'; by default the service's own history."),

@@ -23,7 +23,7 @@ async def _begin(call: Call) -> Response:
     body = call.body
     if not isinstance(body, dict) or not set(body) <= {"policies", "nodes"}:
         raise InvalidInput('the body must be an object with "policies", "nodes" or both')
-    chosen = _words(body.get("policies", ["pollux"]), "policies", "the names of policies")
+    chosen = _words(body.get("policies", ["castor"]), "policies", "the names of policies")
     for name in chosen:
         if name not in policies.names():
             raise UnknownName("policy", name[:80], policies.names())

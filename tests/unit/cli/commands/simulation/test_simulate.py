@@ -10,7 +10,7 @@ import pytest
 from pollux.core import InvalidInput
 from pollux.sim.results.metrics import TIMINGS
 
-POLICIES = "pollux,tiresias,optimus-oracle"
+POLICIES = "castor,pollux,tiresias,optimus-oracle"
 
 
 def without_timings(text):
@@ -27,7 +27,7 @@ def test_table(simulate):
     assert result.stderr == ""
     for phrase in (
         "small",
-        "vs pollux",
+        "vs castor",
         "1.00×",
         "FTF",
         "make",
@@ -37,7 +37,7 @@ def test_table(simulate):
     ):
         assert phrase in result.stdout
     lines = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ") and line.strip()]
-    assert lines[-4:] == [*POLICIES.split(","), "lower"]
+    assert lines[-5:] == [*POLICIES.split(","), "lower"]
 
 
 @pytest.mark.parametrize("words", [("--json",), ("--json", "-")], ids=" ".join)
@@ -52,7 +52,7 @@ def test_json_goes_to_standard_output_alone(simulate, words):
 
 def test_json_file_beside_the_table(simulate, tmp_path):
     result = simulate("--output", tmp_path / "deep" / "r.json")
-    assert "vs pollux" in result.stdout
+    assert "vs castor" in result.stdout
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["r.json"]
     assert json.loads((tmp_path / "deep" / "r.json").read_text())["config"]["num_nodes"] == 2
 
