@@ -86,12 +86,13 @@ def test_five_lines_are_marked():
     assert re.findall(r"# (\d)\b", blocks("python")[0]) == ["1", "2", "3", "4", "5"]
 
 
-def test_the_simulation_gives_the_average_in_the_table():
+@pytest.mark.parametrize("policy", ["castor", "pollux"])
+def test_the_simulation_gives_the_average_in_the_table(policy):
     from pollux.policies import create
     from pollux.sim import builtin_applications, builtin_workload, simulate
 
-    jobs = simulate(builtin_workload(), create("pollux"), builtin_applications()).jobs
+    jobs = simulate(builtin_workload(), create(policy), builtin_applications()).jobs
     hours = sum(job.finished - job.submitted for job in jobs) / len(jobs) / 3600
-    shown = re.search(r"\| `pollux` \| \*\*([0-9.]+) h\*\*", README)
+    shown = re.search(rf"\| `{policy}` \| \**([0-9.]+) h", README)
     assert shown is not None
     assert f"{hours:.2f}" == shown.group(1)
