@@ -185,6 +185,13 @@ class BackendCapabilities(Protocol):
         """The notice that the engine gives before it kills the processes on a node; None where that is not known."""
         return None
 
+    def ran_seconds(self, job_id: str, generation: int) -> float | None:
+        """For how long the replicas of a generation have run, as what watches them measured; None: nobody measures it.
+
+        It goes on over restarts of the service, and ends with the generation, its shim or its machine.
+        """
+        return None
+
     def warnings(self) -> tuple[str, ...]:
         """One sentence for each thing that does not work fully now; returns at once."""
         return ()

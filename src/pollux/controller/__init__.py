@@ -16,6 +16,7 @@ from pollux.controller.messages.events import (
     JobFinished,
     JobLimitsChanged,
     JobPaused,
+    JobRan,
     JobReported,
     JobResumed,
     JobRunning,
@@ -28,6 +29,7 @@ from pollux.controller.messages.events import (
     NodeTakenBack,
     QueueChanged,
     TimerFired,
+    TimeSkipped,
 )
 from pollux.controller.messages.job_spec import spec_from
 from pollux.controller.state.lifecycle import ENDED, HOLDING, TRANSITIONS, JobState
@@ -50,6 +52,7 @@ __all__ = [
     "JobFinished",
     "JobLimitsChanged",
     "JobPaused",
+    "JobRan",
     "JobRecord",
     "JobReported",
     "JobResumed",
@@ -66,6 +69,7 @@ __all__ = [
     "ResizeJob",
     "StartJob",
     "StopJob",
+    "TimeSkipped",
     "TimerFired",
     "model_from",
     "require",

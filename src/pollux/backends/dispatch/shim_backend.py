@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pollux.backends.dispatch.dispatcher import Dispatcher
 from pollux.backends.process.log_file import read_log
-from pollux.backends.process.records import check_job_id, log_folder
+from pollux.backends.process.records import check_job_id, log_folder, run_folder
+from pollux.backends.process.run_time import ran_seconds
 from pollux.backends.protocol import BackendCapabilities, Launch, Listener, LogChunk, Running
 from pollux.backends.shim.liveness import DEFAULT_HANG_SECONDS
 from pollux.core.errors import InvalidInput
@@ -79,6 +80,10 @@ class ShimBackend(BackendCapabilities):
     def running(self) -> tuple[Running, ...]:
         """Every job that was not forgotten, with its newest generation."""
         return self._dispatcher.running()
+
+    def ran_seconds(self, job_id: str, generation: int) -> float | None:
+        """For how long the replicas of a generation have run, as their shim measured; None where it has not said."""
+        return ran_seconds(run_folder(self._home, check_job_id(job_id)), generation)
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:
         """A piece of `home/logs/<job>/<replica>.log`; empty where that replica has written nothing."""

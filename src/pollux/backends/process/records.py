@@ -54,19 +54,22 @@ def log_folder(home: Path, job_id: str) -> Path:
 
 
 def record_path(folder: Path, kind: str, generation: int) -> Path:
-    """The file of one record; `kind` is `generation` for an order, or `ended`."""
+    """The file of one record; `kind` is `generation` for an order, `ended`, or `ran`."""
     return folder / f"{kind}-{generation}.json"
 
 
-def write_record(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a value so that after a crash the file is whole, or as it was before."""
+def write_record(path: Path, value: Mapping[str, Any], durable: bool = True) -> None:
+    """Write a value so that after a crash the file is whole, or as it was before; of the machine, too, if `durable`."""
     beside = path.with_suffix(".tmp")
     try:
         with open(beside, "w") as file:
             json.dump(value, file)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(beside, path)
+        if not durable:
+            return
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -98,7 +101,7 @@ def remove_records(folder: Path, before: int | None = None) -> None:
     """Remove the records in this folder; only those of generations `before` that one, where it is given."""
     for path in sorted(folder.glob("*.json"), reverse=True):
         kind, _, number = path.stem.rpartition("-")
-        if kind in ("generation", "ended") and number.isdigit() and (before is None or int(number) < before):
+        if kind in ("generation", "ended", "ran") and number.isdigit() and (before is None or int(number) < before):
             path.unlink(missing_ok=True)
 
 

@@ -29,6 +29,7 @@ from pollux.backends.process.records import (
     write_record,
 )
 from pollux.backends.process.refusals import Refusals
+from pollux.backends.process.run_time import RunClock
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.protocol import ReplicasEnded
 from pollux.backends.shim.generation import Generation
@@ -83,6 +84,7 @@ class Shim:
         self._reading: dict[int, RunningReplica] = {}
         self._leaving = False
         self._refusals = Refusals()
+        self._run_clock = RunClock(folder)
 
     def run(self) -> None:
         """Run until released, idle or told to end; a forked replica leaves through `ForkedReplica`."""
@@ -142,6 +144,7 @@ class Shim:
             times.append(self._services.idle_since + IDLE_SECONDS)
         if self._unwritten is not None:
             times.append(now + _RETRY_SECONDS)
+        times.append(self._run_clock.due)
         seconds = None if self._remote is None else self._remote.due()
         times.append(None if seconds is None else now + seconds)
         found = [at for at in times if at is not None]
@@ -407,6 +410,8 @@ class Shim:
             if generation.ended is not None:
                 self._unwritten = generation.ended
                 self._release_remote()
+        runs = generation is not None and generation.ended is None and generation.replicas.are_up
+        self._run_clock.note(generation.order.generation if generation is not None and runs else None)
         if self._unwritten is not None:
             self._write_end(self._unwritten)
 

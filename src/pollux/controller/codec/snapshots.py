@@ -29,7 +29,7 @@ _PLAIN = (
 
 _NEWER = (
     "live", "failed_moves", "failed_move_at", "running_since", "refusals", "capped_until", "progress",
-    "progress_at_loss", "quiet_until",
+    "progress_at_loss", "aged_since", "quiet_until",
 )  # fmt: skip
 """Such fields that older states do not have."""
 

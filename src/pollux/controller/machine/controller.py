@@ -5,6 +5,7 @@ No clock, no threads, no I/O: time comes with the events. The simulator and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from pollux.controller.messages.events import (
     JobFinished,
     JobLimitsChanged,
     JobPaused,
+    JobRan,
     JobReported,
     JobResumed,
     JobRunning,
@@ -39,6 +41,7 @@ from pollux.controller.messages.events import (
     NodeTakenBack,
     QueueChanged,
     TimerFired,
+    TimeSkipped,
 )
 from pollux.controller.state.cluster_state import ClusterState, time_up
 from pollux.controller.state.lifecycle import ENDED, HOLDING, JobState, step
@@ -82,6 +85,7 @@ class Controller:
         self._handlers: dict[type[Event], Callable[..., list[Command]]] = {
             JobSubmitted: self._submitted,
             JobRunning: self._running,
+            JobRan: lambda event: _note_run(self._cluster_state, event),
             JobReported: self._reported,
             GenerationEnded: self._generation_ended,
             GenerationShrunk: self._generation_shrunk,
@@ -97,6 +101,7 @@ class Controller:
             NodeTakenBack: self._node_taken_back,
             QueueChanged: self._queue_changed,
             TimerFired: self._timer_fired,
+            TimeSkipped: self._time_skipped,
             DecisionMade: self._decided,
         }
 
@@ -416,6 +421,17 @@ class Controller:
         self._cluster_state.set_queue(event.queue)
         return self._note_change(event.at)
 
+    def _time_skipped(self, event: TimeSkipped) -> list[Command]:
+        """Leave the seconds out of everything that lasts. Policies begin anew: their memory may hold times."""
+        if not (math.isfinite(event.seconds) and event.seconds >= 0):
+            raise InvalidInput(f"the clock skipped {event.seconds} s; give a finite number, 0 or more")
+        self._cluster_state.skip(event.seconds, event.away)
+        if event.away:
+            return []
+        self._times.skip(event.seconds)
+        self._memory = None
+        return []
+
     def _timer_fired(self, event: TimerFired) -> list[Command]:
         commands: list[Command] = []
         due = self._cluster_state.due(event.at)
@@ -487,6 +503,14 @@ class Controller:
     def _note_change(self, at: float) -> list[Command]:
         """Note an event that can change the decision: under `events`, a decision is due."""
         return self._times.note_change(at, self.revision)
+
+
+def _note_run(cluster_state: ClusterState, event: JobRan) -> list[Command]:
+    record = cluster_state.record(event.job_id)
+    if event.generation == record.generation:
+        record.note_run(event.at, event.seconds)
+        cluster_state.note_due_time(record)
+    return []
 
 
 def _stop(record: JobRecord, before: Placement, reason: str) -> list[Command]:

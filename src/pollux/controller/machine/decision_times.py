@@ -57,6 +57,12 @@ class DecisionTimes:
         self.next_at = at
         return [Decide(at)]
 
+    def skip(self, seconds: float) -> None:
+        """Put all times off: the clock has skipped so many seconds."""
+        self._last += seconds
+        if self.next_at is not None:
+            self.next_at += seconds
+
     def state(self) -> dict[str, Any]:
         """The state as plain JSON values."""
         return {"last_decision": self.last_at, "next_decision": self.next_at, "last_change": self._last_change}

@@ -18,6 +18,7 @@ __all__ = [
     "JobFinished",
     "JobLimitsChanged",
     "JobPaused",
+    "JobRan",
     "JobReported",
     "JobResumed",
     "JobRunning",
@@ -29,6 +30,7 @@ __all__ = [
     "NodeSetAside",
     "NodeTakenBack",
     "QueueChanged",
+    "TimeSkipped",
     "TimerFired",
 ]
 
@@ -140,6 +142,29 @@ class TimerFired(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class JobRan(Event):
+    """The replicas of this generation have run for so many seconds, as those that watch them measured.
+
+    Time limits count these: a clock may be put forward, and a service or machine may be away for days.
+    """
+
+    job_id: str
+    generation: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSkipped(Event):
+    """The driver's clock has gone on by so many seconds that have not passed for jobs; `at` is the time after that.
+
+    Somebody put it forward; or the driver was `away`, and then only the ages of jobs that have ended leave it out.
+    """
+
+    seconds: float
+    away: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobFinished(Event):
     """A job has ended by itself."""
 
@@ -179,7 +204,7 @@ class JobLimitsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobsForgotten(Event):
-    """Jobs that ended before `ended_before` are forgotten, and their names are free."""
+    """Jobs that ended before `ended_before` are forgotten, and their names are free; see `JobRecord.is_over`."""
 
     ended_before: float
 

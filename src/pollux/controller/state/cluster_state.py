@@ -177,6 +177,17 @@ class ClusterState:
         # A new mapping, since a snapshot may hold the old one.
         self.queues = {**self.queues, queue.name: queue}
 
+    # Time
+
+    def skip(self, seconds: float, away: bool) -> None:
+        """Leave seconds that the clock skipped out of all that lasts; `away`: out of the ages of old jobs only."""
+        for record in self.jobs.values():
+            if record.ended_at is not None:
+                record.aged_since = (record.ended_at if record.aged_since is None else record.aged_since) + seconds
+            elif not away:
+                record.skip(seconds)
+                self.note_due_time(record)
+
     # What is due
 
     def note_due_time(self, record: JobRecord) -> None:

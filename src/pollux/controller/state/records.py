@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,11 @@ __all__ = ["FORGIVEN_AFTER_SECONDS", "MOST_FAILED_MOVES", "JobRecord"]
 
 MOST_FAILED_MOVES = 3
 """After this many failed live resizes, a job is resized by restarts."""
+
+_MEASURED_FROM = (
+    "started_at", "running_since", "eligible_at", "capped_until", "quiet_until", "failed_move_at", "reason_at",
+)  # fmt: skip
+"""Times of a record that a skip of the clock puts off, where there are any."""
 
 FORGIVEN_AFTER_SECONDS = 3600.0
 """This long after the last failure, a live resize is tried again."""
@@ -38,6 +44,8 @@ class JobRecord:
     - `local_batch` is the last one reported, `local_batch_max` the limit found by running out of memory.
     - `live`: whether its agent can follow a live resize, None while that is not known. `failed_moves`: how many live
       resizes failed since the last that succeeded, the newest at `failed_move_at`.
+    - `aged_since`: from when on its age counts once it has ended, None for `ended_at`; later where the clock has
+      skipped time since, or the service was away.
     - `costs` are its pauses by kind, `last_pause` the newest. `reason` says why it has its GPUs, since `reason_at`.
     - `seen` and `written` are the last view, and parts of the last saved state.
     """
@@ -80,6 +88,7 @@ class JobRecord:
     last_pause: tuple[str, float] | None = None
     reason: Reason | None = None
     reason_at: float | None = None
+    aged_since: float | None = None
     seen: JobView | None = field(default=None, repr=False, compare=False)
     written: dict[str, tuple[object, Any]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -95,8 +104,8 @@ class JobRecord:
         return max(self.num_starts - 1, 0)
 
     def is_over(self, before: float) -> bool:
-        """Whether it ended before that time."""
-        return self.ended_at is not None and self.ended_at < before
+        """Whether it ended before that time, without the time that the clock has skipped since."""
+        return self.ended_at is not None and max(self.ended_at, self.aged_since or self.ended_at) < before
 
     @property
     def is_ready(self) -> bool:
@@ -180,6 +189,30 @@ class JobRecord:
     def running_seconds(self, now: float) -> float:
         """Seconds up to `now` in which its replicas ran, which a time limit counts; waiting does not count."""
         return self.held_seconds + (0.0 if self.running_since is None else max(now - self.running_since, 0.0))
+
+    def note_run(self, at: float, seconds: float) -> None:
+        """Note for how long the replicas of its generation have run by `at`; what the clock shows beyond that is none.
+
+        Nothing is noted while they do not all run, or where that is no time that can have passed.
+        """
+        if self.running_since is None or not 0.0 <= seconds < math.inf:
+            return
+        since = at - seconds
+        if since > self.running_since:
+            # GPUs that it held then were held by nobody: its machine was off, or the clock wrong.
+            self.held_since = min(self.held_since + since - self.running_since, at)
+            self.forget_view()
+        self.running_since = since
+
+    def skip(self, seconds: float) -> None:
+        """Put off all times by which something is measured: the clock has skipped so many seconds."""
+        self.submitted_at += seconds
+        self.held_since += seconds
+        for name in _MEASURED_FROM:
+            at = getattr(self, name)
+            if at is not None:
+                setattr(self, name, at + seconds)
+        self.forget_view()
 
     def set_reason(self, at: float, reason: Reason | None) -> None:
         """Set why it has the GPUs it has, from `at` on."""

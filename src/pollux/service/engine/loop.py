@@ -16,11 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pollux.backends.protocol import Backend, BackendEvent
+from pollux.backends.protocol import Backend, BackendEvent, ReplicasEnded
 from pollux.controller import HOLDING, GenerationEnded, require
 from pollux.core import Policy, Snapshot
 from pollux.core.errors import StoreFailed, Unreachable
 from pollux.service.auth.tokens import Tokens
+from pollux.service.clocks.clock_watch import ClockWatch
 from pollux.service.deciding.process_policy import ProcessPolicy
 from pollux.service.engine.decision_thread import STOPPING, DecisionResult, DecisionThread
 from pollux.service.engine.forecast import Forecast
@@ -86,6 +87,7 @@ class EngineLoop:
         self._unwritten: list[Callable[[float], Effects]] = []
         self._reconcile_after = -math.inf
         self.pipeline = EventPipeline(policy, backend, store, telemetry, settings, tokens, clock.now, self._refused)
+        self._watch: ClockWatch | None = None
         self._begin_after_the_last_fact()
         asked = ProcessPolicy(policy, settings.long_decision_seconds)
         self._decisions = DecisionThread(asked, self.pipeline.views.board.records)
@@ -93,6 +95,7 @@ class EngineLoop:
     def _begin_after_the_last_fact(self) -> None:
         """If the machine's clock was set back, go on from the time of the newest event."""
         if isinstance(self._clock, SystemClock):
+            self._watch = ClockWatch(self._clock, self._store)
             behind = self._clock.advance_to(self.pipeline.newest_at)
             if behind > _WORTH_SAYING_SECONDS:
                 _log.warning(
@@ -106,6 +109,8 @@ class EngineLoop:
     def start(self) -> None:
         """Connect the backend, reconcile it with the log, and start the thread."""
         self._backend.start(self._add_backend_event)
+        if self._watch is not None:
+            self._watch.begin(self.pipeline.newest_at, self.pipeline.skip_time)
         self.pipeline.reconcile()
         self._thread.start()
 
@@ -198,6 +203,8 @@ class EngineLoop:
             _refuse(item.future)
 
     def _add_backend_event(self, event: BackendEvent) -> None:
+        if isinstance(event, ReplicasEnded):
+            self._record(lambda at: Effects(self.pipeline.run_of(event)))
         self._record(lambda at: Effects(self.pipeline.event_of(event)))
 
     def _refused(self, job_id: str, generation: int, why: str, own_fault: bool) -> None:
@@ -280,6 +287,9 @@ class EngineLoop:
         self._process(requests)
         if self._stopping_for is not None:
             return
+        if self._watch is not None:
+            self._watch.look(self.pipeline.skip_time)
+        self.pipeline.keep_run_times()
         while self.pipeline.fire_timer():
             pass
         self._decide_if_due()

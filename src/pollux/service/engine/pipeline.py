@@ -10,22 +10,26 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pollux.backends.protocol import Backend, BackendEvent
+from pollux.backends.protocol import Backend, BackendEvent, ReplicasEnded
 from pollux.controller import (
     ENDED,
     DecisionMade,
     Event,
     GenerationEnded,
+    JobRan,
     JobsForgotten,
     NodeAdded,
     NodeRemoved,
     NodeSetAside,
     StopJob,
     TimerFired,
+    TimeSkipped,
 )
+from pollux.controller.state.cluster_state import time_up
 from pollux.core import Decision, Policy, Snapshot
 from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service.auth.tokens import Tokens
+from pollux.service.clocks.run_times import RunTimes
 from pollux.service.engine.autoscaling import desired_num_nodes, is_job_waiting
 from pollux.service.engine.backend_events import event_of, is_late_end
 from pollux.service.engine.executor import Executor, Refused, reconcile, stopped_at
@@ -84,10 +88,14 @@ class EventPipeline:
         self._executor = Executor(backend, settings, tokens, policy.batch, refused)
         self._snapshots = Snapshots(store, settings, clock)
         self._last_at = 0.0
-        self._is_sound = True
+        # When the newest fact of earlier services happened.
+        self.newest_at = 0.0
+        self._is_sound = self._is_first = True
+        self._run_times = RunTimes(backend)
         self.controller = self._snapshots.load(self.now, self._replay)
 
     def _replay(self, revision: int, event: Event) -> None:
+        self.newest_at = max(self.newest_at, event.at)
         self._last_at = max(self._last_at, event.at)
         self.views.replay(revision, event)
 
@@ -96,6 +104,7 @@ class EventPipeline:
         self.must_reconcile = False
         self._take_inventory()
         for ended in reconcile(self.controller.jobs, self.backend.running()).ended:
+            self._record(self.run_of(ended))
             self._record(self.event_of(ended))
         # Ends go first, since a job that is done must not start again.
         todo = reconcile(self.controller.jobs, self.backend.running())
@@ -109,10 +118,14 @@ class EventPipeline:
             self.backend.forget(job_id)
         if not self.stopping:
             for record in todo.start:
+                if self._is_first:
+                    # The machine was off, perhaps: nobody knows for how long the job ran beyond what was written.
+                    self._record(self._run_times.known(record, self.now(), self.newest_at))
                 since = stopped_at(record, self.now())
                 self._executor.start(record, record.generation, record.placement, stopped_at=since)
             for record in todo.change:
                 self._executor.start(record, record.generation, record.placement, live=True)
+        self._is_first = False
         self.views.show_all(self.controller, self.now())
 
     def _take_inventory(self) -> None:
@@ -131,15 +144,17 @@ class EventPipeline:
 
     # The life of an event
 
-    @property
-    def newest_at(self) -> float:
-        """The time of the newest event; 0 if there is none."""
-        return self._last_at
-
     def now(self) -> float:
         """The clock's time, at least that of the newest event, since events are in order of time."""
         self._last_at = max(self._last_at, self._clock())
         return self._last_at
+
+    def skip_time(self, seconds: float, away: bool) -> bool:
+        """Leave out seconds by which the clock is to go forward, or did while nobody was here; whether written."""
+        at = self.now() if away else self.now() + seconds
+        asked = EngineRequest(lambda _: Effects(TimeSkipped(at, seconds, away)), lambda: None)
+        self.process([asked])
+        return asked.future.exception(timeout=0) is None
 
     def process(self, requests: Sequence[EngineRequest]) -> None:
         """Apply the requests, write all facts at once, answer, and execute the commands."""
@@ -261,6 +276,13 @@ class EventPipeline:
             self._forget_if_over(getattr(heard, "job_id", ""))
         return event_of(heard, self.now(), self.controller, self.views.reported_done)
 
+    def run_of(self, heard: BackendEvent) -> JobRan | None:
+        """For how long replicas ran that have ended, where the clock shows another time; it comes before their end."""
+        record = self.controller.jobs.get(heard.job_id) if isinstance(heard, ReplicasEnded) else None
+        if record is None or not isinstance(heard, ReplicasEnded) or heard.generation != record.generation:
+            return None
+        return self._run_times.corrected(record, self.now())
+
     # Decisions and timers
 
     def due_snapshot(self) -> Snapshot | None:
@@ -280,8 +302,19 @@ class EventPipeline:
         due = self.controller.next_timer_at
         if self.stopping or due is None or max(due, self.paused_until) > self.now():
             return False
-        self._record(TimerFired(self.now()))
+        limits = ((record, time_up(record)) for record in self.controller.active.values())
+        reached = [record for record, limit in limits if limit is not None and limit <= self.now()]
+        runs = [ran for record in reached if (ran := self._run_times.corrected(record, self.now())) is not None]
+        for ran in runs:
+            self._record(ran)
+        if not runs:
+            self._record(TimerFired(self.now()))
         return True
+
+    def keep_run_times(self) -> None:
+        """Every few minutes, make facts of how long jobs with a time limit have run."""
+        for ran in [] if self.stopping else self._run_times.to_keep(self.controller.active.values(), self.now()):
+            self._record(ran)
 
     def apply_decision(self, snapshot: Snapshot, decision: Decision | None, seconds: float) -> None:
         """Apply a decision; None or an invalid one changes nothing until the next decision."""

@@ -27,6 +27,10 @@ _NUMBERS = (
 _NOT_NEGATIVE = ("total_progress", "resize_seconds")
 
 
+# By how much a pause may seem to be longer than it can have been.
+_CLOCKS_DIFFER_SECONDS = 600.0
+
+
 def check_report(record: JobRecord, report: Report) -> None:
     """Refuse a report with an invalid version, generation, number or model."""
     _check_origin(record, report)
@@ -94,6 +98,9 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
         remaining = max(report.total_progress - report.progress, 0.0)
     # The backend reports the pause of a live resize; only the job itself knows the pause of a restart.
     is_told = report.resize_kind in LIVE_KINDS or report.resize_seconds is None
+    # A pause that began before the job had its GPUs was measured by a clock that somebody has moved.
+    if report.resize_seconds is not None and report.resize_seconds > at - record.held_since + _CLOCKS_DIFFER_SECONDS:
+        is_told = True
     return JobReported(
         at,
         record.spec.id,

@@ -34,12 +34,18 @@ class Packages:
     """Everything at `home/packages`: a folder for each digest, and pieces that are not whole yet beside them.
 
     `needed` gives the folders of jobs, and until when each was used, as seconds since 1970. A package that was
-    not used for a week is removed when the next one comes.
+    not used for a week by the clock `now` is removed when the next one comes.
     """
 
-    def __init__(self, home: Path, needed: Callable[[], Iterable[tuple[str, float]]] = tuple) -> None:
+    def __init__(
+        self,
+        home: Path,
+        needed: Callable[[], Iterable[tuple[str, float]]] = tuple,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._folder = home / "packages"
         self._needed = needed
+        self._now = now
         self._lock = threading.Lock()
 
     def add(self, digest: str, size: int, offset: int, piece: bytes) -> tuple[int, str | None]:
@@ -94,7 +100,7 @@ class Packages:
         A job uses a package where its folder has that name in its path: the folders of jobs themselves may lie on file
         systems that hang, and are not looked at.
         """
-        long_ago = time.time() - _KEPT_SECONDS
+        long_ago = self._now() - _KEPT_SECONDS
         used: dict[str, float] = {}
         for folder, at in self._needed():
             if at > long_ago:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -58,7 +57,7 @@ def create_app(
     sessions = Sessions(engine.store, tokens, engine.now)
     app.state.sessions, app.state.wrong_tokens = sessions, WrongTokens(engine.now)
     app.state.views = Views(engine)
-    app.state.packages = Packages(engine.settings.home, lambda: _folders_in_use(engine))
+    app.state.packages = Packages(engine.settings.home, lambda: _folders_in_use(engine), engine.now)
     app.state.foreign = foreign or ForeignReads()
     app.state.readiness = ServiceReadiness(engine, app.state.foreign)
     app.state.replays = replays = Replays(engine.history)
@@ -80,7 +79,7 @@ def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:
     """The working folders of jobs, and until when each was used: now, where its job has not ended."""
     records = [entry.record for entry in engine.views.board.entries()]
     return [
-        (record.spec.request.workdir, time.time() if record.ended_at is None else record.ended_at)
+        (record.spec.request.workdir, engine.now() if record.ended_at is None else record.ended_at)
         for record in records
         if record.spec.request is not None
     ]

@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
+__all__ = ["FOLLOWED_SECONDS", "Clock", "SystemClock", "boot_seconds"]
 
 
-# The longest wait of a thread, since the wall clock may be set forward meanwhile.
-_LONGEST_WAIT_SECONDS = 3600.0
+# A waiting thread looks at the machine's clock at least this often.
+_LONGEST_WAIT_SECONDS = 600.0
+
+FOLLOWED_SECONDS = 5.0
+"""A step forward of the machine's clock that is as good as none: a clock that is kept right by others makes such."""
 
 
 class Clock(Protocol):
@@ -23,15 +26,30 @@ class Clock(Protocol):
         """Seconds to wait for a time, 0 if it has come; None if the clock must be set."""
 
 
-class SystemClock:
-    """The machine's clock, except that it never goes back, even if the machine's is set back.
+def boot_seconds() -> float:
+    """Seconds since the machine was started, also while it slept; nobody can move this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
-    Facts are in the order of their times, and pauses and limits must end: both need a clock that only goes on.
+
+class SystemClock:
+    """The machine's clock as long as that goes as its uptime does; where it does not, this one goes on by the uptime.
+
+    It never goes back: facts are in the order of their times, and pauses must end. It follows steps forward of a few
+    seconds. Larger ones are followed by `skip` alone: see `pollux.service.clocks`.
     """
 
-    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = boot_seconds) -> None:
         self._wall, self._steady = wall, steady
         self._ahead = wall() - steady()
+
+    @property
+    def ahead(self) -> float:
+        """By how much this clock is ahead of the machine's uptime."""
+        return self._ahead
+
+    def resume(self, ahead: float) -> None:
+        """Go on as an earlier clock did, since the same start of the machine, that was so far ahead of the uptime."""
+        self._ahead = ahead
 
     def advance_to(self, at: float) -> float:
         """Set the clock to a time, if it is in the future; the seconds by which the machine's clock is behind."""
@@ -42,10 +60,24 @@ class SystemClock:
     def now(self) -> float:
         """Seconds since 1970."""
         steady = self._steady()
-        # Never smaller than before, in any thread.
-        self._ahead = max(self._ahead, self._wall() - steady)
+        offset = self._wall() - steady
+        if 0.0 < offset - self._ahead <= FOLLOWED_SECONDS:
+            # Never less than before, in any thread.
+            self._ahead = max(self._ahead, offset)
         return self._ahead + steady
 
+    def late(self) -> float:
+        """By how much the machine's clock is ahead of this one; less than 0 where it is behind."""
+        return self._wall() - self._steady() - self._ahead
+
+    def uptime(self) -> float:
+        """Seconds since the machine was started."""
+        return self._steady()
+
+    def skip(self, seconds: float) -> None:
+        """Go forward."""
+        self._ahead += seconds
+
     def seconds_until(self, at: float) -> float:
-        """How long to wait for a time, an hour at most."""
+        """How long to wait for a time, ten minutes at most: meanwhile the machine's clock may be put forward."""
         return min(max(at - self.now(), 0.0), _LONGEST_WAIT_SECONDS)

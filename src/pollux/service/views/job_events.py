@@ -18,6 +18,7 @@ from pollux.controller import (
     JobFinished,
     JobLimitsChanged,
     JobPaused,
+    JobRan,
     JobRecord,
     JobReported,
     JobResumed,
@@ -30,6 +31,7 @@ from pollux.controller import (
     NodeTakenBack,
     QueueChanged,
     TimerFired,
+    TimeSkipped,
 )
 from pollux.controller.explanations.explain import explain, gpus
 from pollux.core import JobLimits, Placement, Reason
@@ -142,6 +144,12 @@ _TEXTS: Mapping[type[Event], Callable[[Any], str]] = {
     QueueChanged: lambda event: (
         f"queue '{event.queue.name}' has weight {event.queue.weight:g}, quota {event.queue.gpu_quota}"
     ),
+    TimeSkipped: lambda event: (
+        f"the service was away for {event.seconds:.0f} s: jobs that have ended are kept for longer by as much"
+        if event.away
+        else f"the machine's clock went forward by {event.seconds:.0f} s that are not counted"
+    ),
+    JobRan: lambda event: f"its replicas have run for {event.seconds:.0f} s",
     JobsForgotten: lambda event: "jobs that ended long ago are forgotten",
     TimerFired: lambda event: "a pause or a time limit is over",
 }
@@ -161,7 +169,7 @@ class JobEvents:
 
     def add(self, event: Event) -> None:
         """Add an event."""
-        if isinstance(event, JobReported | TimerFired):
+        if isinstance(event, JobReported | JobRan | TimerFired):
             return
         for line in lines_of(event):
             if line.job_id is not None:

@@ -14,6 +14,7 @@ from pollux.controller import (
     Controller,
     DecisionMade,
     Event,
+    JobRan,
     JobRecord,
     JobReported,
     JobRunning,
@@ -117,7 +118,7 @@ def _names(event: Event) -> Collection[str] | None:
     if isinstance(event, JobSubmitted):
         # If it must run after a job that has failed, it ends at once, and so may others.
         return None if event.spec.after else (event.spec.id,)
-    if isinstance(event, JobReported | JobRunning):
+    if isinstance(event, JobReported | JobRan | JobRunning):
         return (event.job_id,)
     if isinstance(event, DecisionMade):
         return (*event.decision.allocation, *event.decision.reasons)

@@ -218,6 +218,8 @@ class BackendConformance(ABC):
         assert (ended.outcome, [(each.replica, each.code) for each in ended.exits]) == ("succeeded", [(0, 0)])
         assert before - 1 <= ended.exits[0].at <= ended.at + 1
         assert bench.running("plain") == Running("plain", 1, "ended", ended)
+        ran = bench.backend.ran_seconds("plain", 1)
+        assert ran == bench.backend.ran_seconds("plain", 1), "run time ends with the job"
         started = [event for event in bench.told if isinstance(event, ReplicasStarted) and event.job_id == "plain"]
         assert [event.generation for event in started] == [1]
         assert bench.told.index(started[0]) < bench.told.index(ended)

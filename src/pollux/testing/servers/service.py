@@ -84,8 +84,9 @@ class ManualClock:
 class FakeBackend(BackendCapabilities):
     """Records its calls; replicas start and end when a test says so, or at once with `by_itself`.
 
-    `launches`, `resizes` and `stops` have the calls in order. The next launch raises `refuse`, if it is set. One object
-    may serve several engines one after the other, as processes outlive a service.
+    `launches`, `resizes` and `stops` have the calls in order. The next launch raises `refuse`, if it is set. `ran` has
+    the seconds that jobs have run, as it tells them. One object may serve several engines one after the other, as
+    processes outlive a service.
     """
 
     name = "fake"
@@ -106,6 +107,7 @@ class FakeBackend(BackendCapabilities):
         self.forgotten: list[str] = []
         self.refuse: str | None = None
         self.log_text = ""
+        self.ran: dict[str, float] = {}
         self._clock = clock or ManualClock()
         self._by_itself = by_itself
         self._entries: dict[str, Running] = {}
@@ -183,6 +185,10 @@ class FakeBackend(BackendCapabilities):
         """Send an event to the listener, if there is one."""
         if (listener := self._listener) is not None:
             listener(event)
+
+    def ran_seconds(self, job_id: str, generation: int) -> float | None:
+        """As the test says."""
+        return self.ran.get(job_id)
 
     def started(self, job_id: str) -> None:
         """Report that the newest replicas of a job run."""

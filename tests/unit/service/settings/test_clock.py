@@ -35,8 +35,22 @@ def test_it_shows_the_wall_and_follows_it_forwards():
     assert clock.now() == 1000.0
     machine.pass_by(5.0)
     assert clock.now() == 1005.0
-    machine.wall += 3600.0
-    assert clock.now() == 4605.0, "the machine slept, or its clock was late"
+    machine.wall += 4.0
+    assert clock.now() == 1009.0, "somebody keeps its clock right"
+    machine.pass_by(3600.0)
+    assert clock.now() == 4609.0, "it slept"
+
+
+@pytest.mark.parametrize("seconds", [30.0, 7200.0, 100 * 86400.0])
+def test_it_does_not_follow_a_jump_by_itself(seconds):
+    machine = Machine()
+    clock = machine.clock()
+    machine.wall += seconds
+    assert (clock.now(), clock.late()) == (1000.0, seconds)
+    machine.pass_by(10.0)
+    assert clock.now() == 1010.0
+    clock.skip(seconds)
+    assert (clock.now(), clock.late()) == (1010.0 + seconds, 0.0)
 
 
 def test_where_the_wall_steps_back_it_goes_on():

@@ -1,0 +1,90 @@
+"""Jumps of the machine's clock: suspects until they have lasted, then left out of all that is measured."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+from pollux.backends.process.proc import boot_id
+from pollux.core.errors import PolluxError
+from pollux.service.settings.clock import FOLLOWED_SECONDS, SystemClock
+from pollux.store.protocol import Store
+
+__all__ = ["CONFIRMED_SECONDS", "ClockWatch"]
+
+_log = logging.getLogger("pollux.service")
+
+CONFIRMED_SECONDS = 600.0
+"""A jump forward counts once the machine's clock has gone on from there for so long."""
+
+# An absence that is worth a fact.
+_AWAY_SECONDS = 86400.0
+_SETTING = "clock"
+# By how much the clock may differ from the one that was kept.
+_CLOSE_SECONDS = 1.0
+
+Skip = Callable[[float, bool], bool]
+"""Records seconds that have not passed for jobs (and whether the service was away); whether that was written."""
+
+
+class ClockWatch:
+    """Compares the service's clock with the machine's. Called by the engine's thread.
+
+    What the clock shows is kept with the machine's start that it belongs to, so that a jump between two services on
+    one start of the machine is noticed as well. A start of the machine is no jump: there is nothing to compare with.
+    """
+
+    def __init__(self, clock: SystemClock, store: Store) -> None:
+        self._clock = clock
+        self._store = store
+        self._boot = boot_id()
+        self._kept: float | None = None
+        self._jumped_to: float | None = None
+        self._since = 0.0
+        try:
+            known, ahead = json.loads(store.setting(_SETTING) or "[]") or ("", 0.0)
+        except (ValueError, TypeError):
+            known, ahead = "", 0.0
+        if self._boot and known == self._boot:
+            self._kept = float(ahead)
+            clock.resume(self._kept)
+
+    def begin(self, newest_at: float, skip: Skip) -> None:
+        """Begin: `newest_at` is when the newest fact happened, 0 where there is none."""
+        self.keep()
+        away = self._clock.now() - newest_at
+        if newest_at > 0.0 and away > _AWAY_SECONDS:
+            skip(away, True)
+
+    def look(self, skip: Skip) -> None:
+        """Look for a jump, and go forward by one that has lasted."""
+        late, uptime = self._clock.late(), self._clock.uptime()
+        if late <= FOLLOWED_SECONDS:
+            if self._jumped_to is not None:
+                _log.warning("the machine's clock is back; the service has not followed it")
+            self._jumped_to = None
+            if self._kept is None or abs(self._clock.ahead - self._kept) > _CLOSE_SECONDS:
+                self.keep()
+            return
+        jumped_to = self._clock.ahead + late
+        if self._jumped_to is None or abs(jumped_to - self._jumped_to) > FOLLOWED_SECONDS:
+            self._jumped_to, self._since = jumped_to, uptime
+            _log.warning(
+                "the machine's clock went forward by %.0f s while %s; the service follows it once it has stayed there "
+                "for %.0f s, and no job's time is counted by it",
+                late, "its uptime did not", CONFIRMED_SECONDS,
+            )  # fmt: skip
+        elif uptime - self._since >= CONFIRMED_SECONDS and skip(late, False):
+            self._clock.skip(late)
+            self._jumped_to = None
+            self.keep()
+            _log.warning("the service's clock went forward by %.0f s, as the machine's did", late)
+
+    def keep(self) -> None:
+        """Keep what the clock shows for the next service."""
+        self._kept = self._clock.ahead
+        try:
+            self._store.set_setting(_SETTING, json.dumps([self._boot, self._kept]))
+        except PolluxError as error:
+            _log.warning("what the clock shows could not be kept: %s", error)
