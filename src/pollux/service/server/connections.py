@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 
 from pollux.service.http.middleware import PEER_KEY
 from pollux.service.server.peers import ConnectionLimits, Peer, Peers
+from pollux.service.server.waiting_room import TOO_SLOW, WaitingRoom
 
 __all__ = ["GuardedConnection", "Listener"]
 
@@ -27,10 +28,6 @@ _AT_ONCE = 32
 _BACKLOG = 4096
 _PAUSE_SECONDS = 0.1
 _TLS_SECONDS = 10.0
-_TOO_SLOW = (
-    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 16\r\nconnection: close\r\n\r\n"
-    b"Request Timeout\n"
-)
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _log = logging.getLogger("pollux.service")
 
@@ -39,19 +36,29 @@ class GuardedConnection(H11Protocol):
     """One connection. Headers, bodies and answers that take too long end it."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, peer: Peer, peers: Peers, limits: ConnectionLimits
+        self,
+        config: Config,
+        server_state: ServerState,
+        peer: Peer,
+        peers: Peers,
+        limits: ConnectionLimits,
+        said: bytes = b"",
     ) -> None:
         super().__init__(config, server_state, {PEER_KEY: peer}, asyncio.get_running_loop())
         self._peer, self._peers, self._limits = peer, peers, limits
+        self._said = said
         self._awaited: Literal["headers", "body"] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the headers of a first request."""
+        """Take the first request, as far as it was there already, or wait for its headers."""
         super().connection_made(transport)
         self._peer.drop = transport.abort
         self._expect("headers")
+        if self._said:
+            said, self._said = self._said, b""
+            self.data_received(said)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
@@ -113,7 +120,7 @@ class GuardedConnection(H11Protocol):
             return
         _log.warning("a peer %s: its connection was ended", why)
         if self._awaited is not None and (self.cycle is None or self.cycle.response_complete):
-            self.transport.write(_TOO_SLOW)
+            self.transport.write(TOO_SLOW)
             self.transport.close()
         # What it did not take is not waited for.
         self.loop.call_soon(self.transport.abort)
@@ -131,9 +138,10 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._socket = listening
         self._ssl: ssl.SSLContext | None = config.ssl
-        self._make: Callable[[Peer], GuardedConnection] = lambda peer: GuardedConnection(
-            config, state, peer, peers, limits
+        self._make: Callable[[Peer, bytes], GuardedConnection] = lambda peer, said: GuardedConnection(
+            config, state, peer, peers, limits, said
         )
+        self._room = WaitingRoom(self._loop, peers, limits.header_seconds, self._begin)
         self._peers = peers
         self._tasks: set[asyncio.Task[Any]] = set()
         self._paused: asyncio.TimerHandle | None = None
@@ -151,6 +159,7 @@ class Listener:
             self._loop.remove_reader(self._socket.fileno())
         else:
             self._paused.cancel()
+        self._room.close()
 
     async def wait_closed(self) -> None:
         """Wait for connections that were about to be made."""
@@ -171,7 +180,11 @@ class Listener:
                 _log.warning("all %d connections are in use: a new one was refused", len(self._peers))
                 connection.close()
                 continue
-            self._begin(connection, peer)
+            connection.setblocking(False)
+            if self._ssl is None:
+                self._room.enter(connection, peer)
+            else:
+                self._begin(connection, peer)
 
     def _no_room(self, error: OSError) -> None:
         if error.errno not in _NO_FILES:
@@ -185,18 +198,17 @@ class Listener:
         self._paused = None
         self._loop.add_reader(self._socket.fileno(), self._take_some)
 
-    def _begin(self, connection: socket.socket, peer: Peer) -> None:
-        connection.setblocking(False)
+    def _begin(self, connection: socket.socket, peer: Peer, said: bytes = b"") -> None:
         peer.drop = lambda: _shut(connection)
-        task = self._loop.create_task(self._connect(connection, peer))
+        task = self._loop.create_task(self._connect(connection, peer, said))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, connection: socket.socket, peer: Peer) -> None:
+    async def _connect(self, connection: socket.socket, peer: Peer, said: bytes) -> None:
         seconds = None if self._ssl is None else _TLS_SECONDS
         try:
             await self._loop.connect_accepted_socket(
-                lambda: self._make(peer),
+                lambda: self._make(peer, said),
                 connection,
                 ssl=self._ssl,
                 ssl_handshake_timeout=seconds,

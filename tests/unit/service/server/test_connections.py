@@ -276,3 +276,32 @@ def test_the_loop_is_left_clean(run, caplog):
     running.stop()
     assert len(running.server.peers) == 0
     assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_headers_in_any_pieces_are_one_request(run):
+    """Whole headers are waited for outside the protocol: nothing is lost between the two."""
+    running = run()
+    request = (
+        f"POST /v1/plan HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {running.world.tokens.operator}\r\n"
+        "content-length: 2\r\n\r\n{}"
+    ).encode() + GET.replace(b"host", b"connection: close\r\nhost")
+    end = request.index(b"\r\n\r\n")
+    for cut in (0, 1, 5, end, end + 1, end + 2, end + 3, end + 4, end + 5, len(request) - 3, len(request)):
+        peer = running.connect(request[:cut])
+        # The server has seen the first piece once it has answered somebody who came later.
+        assert running.ask() == 200
+        peer.sendall(request[cut:])
+        said = everything(peer)
+        assert (said.count(b"HTTP/1.1 422 "), said.count(b"HTTP/1.1 200 OK")) == (1, 1), (cut, said)
+
+
+def test_headers_too_long_are_refused(run):
+    running = run()
+    for size in (20_000, 300_000):
+        assert everything(running.connect(b"GET / HTTP/1.1\r\nx: " + b"y" * size)).startswith((b"HTTP/1.1 4", b""))
+    assert running.ask() == 200
+    assert running.server.peers.num_strangers == 0
+
+
+def test_who_is_slow_is_told_so(run):
+    assert everything(run(SOON).connect(b"GET / HTTP/1.1\r\n")).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
