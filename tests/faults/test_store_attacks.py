@@ -48,7 +48,7 @@ def attacked(supervisor: LiveSupervisor, attack: Any, *arguments: Any) -> Any:
         (attacks.write_keys, "", "it uses PyTorch's own store" if attacks.IS_ROOT else ""),
         (attacks.join, [], "it left before it had proved itself"),
         (attacks.guess, "", "it does not know the job's secret"),
-        (attacks.too_much, True, "it sent what no replica says first"),
+        (attacks.too_much, True, "it sent what no replica sends first"),
         (attacks.slow, "", "it had not proved itself after 5 s"),
         (attacks.idle, [True, 0], "too many connections have not proved themselves"),
     ],

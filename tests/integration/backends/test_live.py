@@ -241,7 +241,7 @@ def test_a_hung_replica_is_ended_and_counts_as_lost(bench):
     job = Job(bench, "hung", "hangs").start(2)
     lost = job.lost(1)
     assert lost.replicas == (1,)
-    assert "no sign of life for 1.5 s" in lost.detail
+    assert "no heartbeat for 1.5 s" in lost.detail
     job.resize(2, 1)
     job.started(2)
     job.finish(2)
@@ -275,7 +275,7 @@ def test_without_an_answer_after_a_loss_the_generation_ends(bench):
     os.kill(job.pids(1)[0], signal.SIGKILL)
     ended = bench.end("orphaned", 2)
     assert ended.outcome == "lost"
-    assert "nobody said" in ended.detail
+    assert "the service did not say" in ended.detail
     assert "told to stop" in job.words(0)
 
 

@@ -127,7 +127,7 @@ def bench(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("plain", PLAIN, "no agent in its replicas gives a sign of life"),
+        ("plain", PLAIN, "no agent in its replicas sends heartbeats"),
         ("sharded", SHARDED, "sharded by fully_shard"),
         ("own", OWN_GROUP, "the script made the process group itself"),
         ("lightning", LIGHTNING, FRAMEWORK),

@@ -104,7 +104,7 @@ def test_without_anybody_to_ask_the_engine_is_believed_and_people_are_told(
 ):
     without(nvml, monkeypatch)
     said = lend([0, 1]) or capfd.readouterr().out
-    assert "lends the GPUs 0, 1 there, and nothing can tell whether they are (" in said
+    assert "lends the GPUs 0, 1 there, and it cannot be checked whether they exist (" in said
     assert why in said
     assert "install NVIDIA's driver and nvidia-ml-py on the node" in said
 

@@ -109,7 +109,7 @@ class Dispatcher:
             if launch.generation <= job.newest:
                 return
             if job.next is not None:
-                self.table.end_waiting(job, "a newer generation took its place before it was started")
+                self.table.end_waiting(job, "a newer generation replaced it before it was started")
             self._num_orders += 1
             job.next = HeldGeneration(launch.generation, launch, order=self._num_orders, live=launch.live)
             job.newest = launch.generation

@@ -114,7 +114,7 @@ class FleetBackend(ShimBackend):
 def _check_placement(launch: Launch, there: Sequence[Node], is_change: bool) -> None:
     """Raise BackendFailed for an impossible placement."""
     if not launch.placement:
-        raise BackendFailed(f"job '{launch.job_id}' cannot be placed nowhere: name nodes")
+        raise BackendFailed(f"job '{launch.job_id}' has an empty placement: name nodes")
     if is_change:
         # If a node has just gone, the running job goes on, and the dispatcher reports the resize as refused.
         return

@@ -60,7 +60,7 @@ class SharedFolders:
             self._asking.add(key)
 
         def find_out() -> None:
-            found = FolderCheck(f"whether the folders of the job are shared could not be found out on {_names(there)}")
+            found = FolderCheck(f"it could not be checked whether {_names(there)} share the folders of the job")
             try:
                 found = self._compare_with_retries(folders, there)
             finally:

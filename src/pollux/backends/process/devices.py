@@ -18,8 +18,8 @@ __all__ = ["Devices", "check_lent", "find_devices"]
 
 _MAX_SLOTS = 4096
 _ASK_THE_DRIVER = (
-    "see what 'nvidia-smi' says (a driver that was upgraded wants the machine restarted), or give --slots if CPU slots "
-    "are meant"
+    "see what 'nvidia-smi' says (after an upgrade of the driver the machine must be restarted), or give --slots if CPU "
+    "slots are meant"
 )
 
 
@@ -148,8 +148,8 @@ def check_lent(found: Devices, gpus: Sequence[int], lender: str, remedy: str) ->
     lent = ", ".join(map(str, gpus))
     if not found.has_driver:
         return (
-            f"{lender} lends the GPUs {lent} there, and nothing can tell whether they are ({found.why_none}): install "
-            "NVIDIA's driver and nvidia-ml-py on the node, or leave it at that where they are of another make"
+            f"{lender} lends the GPUs {lent} there, and it cannot be checked whether they exist ({found.why_none}): "
+            "install NVIDIA's driver and nvidia-ml-py on the node, or ignore this if they are of another make"
         )
     shown = ", ".join(map(str, found.gpus)) or "none"
     why = f" ({found.why_none})" if found.why_none else ""

@@ -66,6 +66,6 @@ class ClaimFile:
         try:
             write_record(self._path, record)
         except BackendFailed as error:
-            _log.warning("the claims on Ray's GPUs could not be noted: %s", error)
+            _log.warning("the claims on Ray's GPUs could not be written: %s", error)
         else:
             self._written = record

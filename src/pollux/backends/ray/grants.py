@@ -189,7 +189,7 @@ class Grants:
         gpus = dict(enumerate(known.report.gpus)) if known is not None and known.report is not None else {}
         gpu = None if claim.place is None else gpus.get(claim.place, claim.place)
         why = (
-            f"job '{claim.job_id}' uses GPU {gpu} of node '{claim.node_id}', which Ray has lent to somebody else: "
+            f"job '{claim.job_id}' uses GPU {gpu} of node '{claim.node_id}', which Ray has lent to another job: "
             "nothing new is started there for a minute; 'ray list placement-groups' and 'ray list actors' show who"
         )
         self._block(claim.node_id, why, _BLOCKED_SECONDS)

@@ -20,7 +20,7 @@ __all__ = ["NEW_HEAD", "HostReport", "KnownNode", "NodeProblem", "RayNodeBook"]
 _log = logging.getLogger("pollux.backends")
 
 NEW_HEAD = (
-    "Ray's head was started anew and knows none of the nodes of before: jobs that ran there go on from their "
+    "Ray's head was restarted and has none of its earlier nodes: jobs that ran there go on from their "
     "checkpoints once Ray is started on its nodes again ('ray start --address=HEAD:PORT')"
 )
 

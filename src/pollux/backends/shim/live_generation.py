@@ -216,7 +216,7 @@ class LiveGeneration:
         self._liveness.note_beat(number, beat, self._clock())
         if self._liveness.false_alarms > alarms:
             rank = self._transition.ranks.get(number)
-            text = f"replica {rank} gave a sign of life, having been given up as hung"
+            text = f"replica {rank} sent a heartbeat after it had been given up as hung"
             self._tell(AlarmMessage(time.time(), text, rank))
         if self._liveness.is_finished():
             self._generation.believe_success()
@@ -309,7 +309,7 @@ class LiveGeneration:
             self._refuse_at = None
             if self._pending is not None and self.readiness is Readiness.UNHEARD:
                 order, self._pending = self._pending, None
-                self._refuse(order, "no agent in its replicas gives a sign of life")
+                self._refuse(order, "no agent in its replicas sends heartbeats")
         for number in self._liveness.silent(now):
             rank = self._transition.ranks.get(number)
             why = f"replica {rank} hung: {self._liveness.words.pop(number)}"

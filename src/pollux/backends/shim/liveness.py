@@ -66,7 +66,7 @@ class CommitWatch:
         taken = min((step - self._steps[number] for number, step in steps.items() if number in self._steps), default=0)
         if taken <= _MOST_STEPS:
             return ""
-        return f"{_MOST_STEPS} steps went by, and no replica went to its new generation"
+        return f"{_MOST_STEPS} steps went by, and no replica moved to its new generation"
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class LivenessTracker:
     def _words(self, sign: _Sign, due: float, now: float) -> str:
         if sign.busy == Activity.DATA and sign.busy_seconds:
             return f"no data came for {sign.busy_seconds + now - sign.at:.0f} s, and others wait for it"
-        return f"no sign of life for {round(due - sign.at, 3):g} s"
+        return f"no heartbeat for {round(due - sign.at, 3):g} s"
 
     @property
     def due(self) -> float | None:

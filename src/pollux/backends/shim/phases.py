@@ -297,13 +297,13 @@ class Moving(Phase):
         if not self.came and not self.attempt.after_loss:
             # The old replicas are healthy, and busy with code of their own: no work is lost for a change.
             if change.joiners:
-                return machine.withdraw_change(f"no replica came to a step's end in {machine.limits.boundary:g} s")
+                return machine.withdraw_change(f"no replica reached the end of a step in {machine.limits.boundary:g} s")
             self.due = now + machine.limits.boundary
             return []
         missing = ", ".join(map(str, sorted(set(range(len(change.seats))) - self.pauses.keys())))
         if missing:
             return machine.give_up_generation(
-                f"replicas {missing} of generation {change.generation} did not come in time"
+                f"replicas {missing} of generation {change.generation} did not arrive in time"
             )
         # All replicas of the new generation train: a leaver that still runs is not needed.
         return [KillReplica(number) for number in change.leavers if number not in self.attempt.gone]
@@ -329,7 +329,7 @@ class AwaitingOrder(Phase):
         if code == 0:
             return None
         rank = self.machine.ranks[number]
-        return self.machine.give_up_generation(f"replica {rank} did not outlive the loss of another: exit code {code}")
+        return self.machine.give_up_generation(f"replica {rank} did not survive the loss of another: exit code {code}")
 
     def is_loss(self, code: int, hung: str) -> bool:
         """See `Phase.is_loss`."""
@@ -338,7 +338,7 @@ class AwaitingOrder(Phase):
     def tick(self, now: float) -> list[Action]:
         """See `Phase.tick`."""
         return self.machine.give_up_generation(
-            f"nobody said within {self.machine.limits.order:g} s how to go on after a loss"
+            f"the service did not say within {self.machine.limits.order:g} s how to go on after a loss"
         )
 
 

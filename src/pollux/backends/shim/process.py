@@ -160,7 +160,7 @@ class Shim:
     def _end_if_orphaned(self) -> None:
         at = self._orphaned_at()
         if at is not None and time.monotonic() >= at:
-            _say("whoever started the job is gone: it is stopped")
+            _say("the service that started the job is gone: the job is stopped")
             self._leave()
 
     def _make_room(self) -> None:

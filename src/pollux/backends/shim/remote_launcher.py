@@ -367,7 +367,7 @@ class RemoteLauncher:
             link.channel.confirm()
             if link.gone and not link.answers and link.has_living:
                 link.answers = True
-                why = f"{link.gone}, and it answers: what runs there may save"
+                why = f"{link.gone}, and it answers: its jobs can save"
                 self.events.append(NodeLeaving(link.node, why, is_ending=False))
 
     def _introduce(self, link: NodeLink, line: SecureLine, values: list[Any]) -> None:
@@ -381,10 +381,10 @@ class RemoteLauncher:
 
     def _greeted(self, link: NodeLink, line: SecureLine, greeting: SessionGreeting) -> None:
         if link.lost:
-            self.false_alarms.append(f"node '{link.node}' answers again, having been given up")
+            self.false_alarms.append(f"node '{link.node}' answers again after it had been given up")
         if link.attached and not greeting.known and not link.lost:
             # The runner's lease ran out, or it was killed: its replicas have ended with it.
-            self._lose(link, f"what ran on node '{link.node}' was ended there")
+            self._lose(link, f"the replicas on node '{link.node}' were ended there")
             self._leave(link)
             return
         link.stage, link.attached, link.trouble = "open", True, ""

@@ -75,7 +75,7 @@ class NodeRequests:
 
     def _refuse(self, row: PilotRow, blamed: Collection[str], why: str, now: float) -> None:
         """Cancel a batch job that waits, refuse its jobs, and do not offer the nodes that kept it waiting."""
-        why = f"Slurm has not lent {fold_nodes(blamed)} {why}: the job is placed anew"
+        why = f"Slurm has not lent {fold_nodes(blamed)} {why}: the job is placed again"
         with self._books.lock:
             jobs = self._books.jobs_wanting(nodes_of_request(row))
             self._offers.leave_alone(blamed, now + _AVOID_SECONDS)

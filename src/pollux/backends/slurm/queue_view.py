@@ -213,7 +213,7 @@ class QueueView:
         try:
             text = ask.all_nodes(self.options.partition) if all_nodes else ask.nodes(sorted(names))
         except BackendFailed as error:
-            self.warnings.set("nodes", f"{error}; nodes are taken for as they were")
+            self.warnings.set("nodes", f"{error}; nodes keep their last known state")
             return
         states, odd = read_nodes(text, with_use=all_nodes)
         self.warnings.set("nodes", _odd("sinfo", odd))
@@ -243,7 +243,7 @@ class QueueView:
         except OSError as error:
             self.warnings.set(
                 "folder", f"cannot write {self.folder.path}: {error.strerror}; free some space or check its rights: "
-                f"nodes without work go after {self.options.orphan_seconds:g} s without a sign of the service there",
+                f"nodes without work end {self.options.orphan_seconds:g} s after they last saw the service there",
             )  # fmt: skip
             return False
         return True
@@ -309,7 +309,7 @@ class QueueView:
             if unneeded:
                 self.commands.cancel(unneeded)
         except (OSError, PolluxError) as error:
-            _log.warning("what is not needed of Slurm any more could not be cancelled: %s", error)
+            _log.warning("Slurm jobs that are not needed any more could not be cancelled: %s", error)
 
 
 class Rounds:
@@ -383,8 +383,8 @@ def _unknown(states: list[str]) -> str:
     if not states:
         return ""
     return (
-        f"Slurm prints {', '.join(repr(state) for state in states)}, which this version does not know: what is in "
-        "such a state is left with the work saved; is there a newer version of pollux-scheduler?"
+        f"Slurm prints {', '.join(repr(state) for state in states)}, which this version does not know: jobs save, "
+        "and leave nodes in such a state; is there a newer version of pollux-scheduler?"
     )
 
 
@@ -393,5 +393,5 @@ def _odd(command: str, lines: list[str]) -> str:
         return ""
     return (
         f"{command} printed {len(lines)} line{'s' * (len(lines) != 1)} that cannot be understood, such as "
-        f"'{lines[0][:120]}': what was known stays; is its output changed by a wrapper?"
+        f"'{lines[0][:120]}': the last known state is kept; does a wrapper change its output?"
     )

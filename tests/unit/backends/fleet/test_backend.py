@@ -178,7 +178,7 @@ def test_what_cannot_be_placed_is_refused(backend, lender):
         backend.submit(launch(a=1, z=1))
     with pytest.raises(BackendFailed, match="'a' has 2 places"):
         backend.submit(launch(a=3))
-    with pytest.raises(BackendFailed, match="nowhere"):
+    with pytest.raises(BackendFailed, match="empty placement"):
         backend.submit(launch())
     assert backend.running() == ()
 

@@ -117,7 +117,7 @@ def test_where_the_right_one_never_comes_the_last_stands_for_it(bench):
     bench.grants.note_wait(second)
     assert bench.freed() == [second]
     assert bench.grants.book.claim_at("a", 2).name == first
-    assert "uses GPU 6 of node 'a', which Ray has lent to somebody else" in bench.nodes.warnings()[0]
+    assert "uses GPU 6 of node 'a', which Ray has lent to another job" in bench.nodes.warnings()[0]
 
 
 def test_a_new_driver_forgets_what_did_not_match(bench):

@@ -428,7 +428,7 @@ def test_a_head_that_has_forgotten_its_nodes_is_told_from_a_cluster_that_never_h
     stage.say("connected", version="2")
     stage.nodes()
     stage.say("well")
-    (said,) = stage.wait(lambda: [each for each in stage.lender.warnings() if "started anew" in each])
+    (said,) = stage.wait(lambda: [each for each in stage.lender.warnings() if "Ray's head was restarted" in each])
     assert "jobs that ran there go on from their checkpoints once Ray is started on its nodes again" in said
     stage.wait(lambda: said in caplog.text)
     assert stage.lender.warnings() == (said,)

@@ -236,7 +236,7 @@ def test_one_that_is_heard_after_the_verdict_is_a_false_alarm_that_is_told(live,
     beat(live, 1, 0, step=4)
     beat(live, 1, 1, step=4)
     (alarm,) = (told for told in live.generation.told if isinstance(told, AlarmMessage))
-    assert (alarm.replica, alarm.text) == (0, "replica 0 gave a sign of life, having been given up as hung")
+    assert (alarm.replica, alarm.text) == (0, "replica 0 sent a heartbeat after it had been given up as hung")
 
 
 def test_replicas_that_fall_silent_together_are_not_ended(live, clock):
@@ -324,7 +324,9 @@ def test_survivors_wait_for_a_service_that_is_away_for_a_while(clock, hang_secon
     until(live, clock, waits - 0.5, 0)
     assert asked(live, "end_for_restart") == []
     until(live, clock, waits, 0)
-    assert asked(live, "end_for_restart") == [(f"nobody said within {waits:g} s how to go on after a loss",)]
+    assert asked(live, "end_for_restart") == [
+        (f"the service did not say within {waits:g} s how to go on after a loss",)
+    ]
 
 
 def test_an_order_that_comes_late_after_a_loss_is_followed(clock):

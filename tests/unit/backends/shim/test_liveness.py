@@ -24,7 +24,7 @@ def test_silence_after_steps_is_a_hang():
     assert beats.due == 31.0
     assert beats.silent(30.9) == []
     assert beats.silent(31.0) == [0]
-    assert beats.words == {0: "no sign of life for 30 s"}
+    assert beats.words == {0: "no heartbeat for 30 s"}
     assert beats.silent(99.0) == []
 
 
@@ -109,7 +109,7 @@ def test_who_never_spoke_is_missed_once_another_has_stepped():
         beats.note_beat(1, beat(4, waiting=True), float(at))
     assert beats.silent(229.9) == []
     assert beats.silent(230.0) == [2]
-    assert beats.words[2] == "no sign of life for 30 s"
+    assert beats.words[2] == "no heartbeat for 30 s"
 
 
 @pytest.mark.parametrize("way", ["drop", "renew", "keep"])

@@ -295,9 +295,7 @@ def test_a_node_that_its_engine_has_as_gone_and_that_answers_is_told_and_not_kil
         shim.told.clear()
         shim.launcher.node_is_gone("n0", "node 'n0' is gone")
         shim.until(lambda: shim.told)
-        assert shim.told == [
-            NodeLeaving("n0", "node 'n0' is gone, and it answers: what runs there may save", is_ending=False)
-        ]
+        assert shim.told == [NodeLeaving("n0", "node 'n0' is gone, and it answers: its jobs can save", is_ending=False)]
     shim.launcher.terminate(process, True)
     exit_ = shim.ended(process)
     assert (exit_.code, exit_.asked, shim.text(process).split()) == (143, True, ["up", "saved"])

@@ -331,7 +331,7 @@ def test_nobody_answers_after_a_loss():
     machine = running(0, 1, 2)
     machine.process_ended(2, KILLED, 1.0)
     assert machine.tick(3.9) == []
-    assert "nobody said" in only(machine.tick(4.0), GiveUp)[0].why
+    assert "the service did not say" in only(machine.tick(4.0), GiveUp)[0].why
 
 
 def test_a_replica_that_asks_for_a_restart_gets_one():
@@ -368,7 +368,7 @@ def test_ends_that_are_no_part_of_a_change_are_judged_as_ever():
 def test_a_replica_that_fails_for_the_loss_of_another_is_no_crash():
     machine = running(0, 1, 2)
     machine.process_ended(2, KILLED, 1.0)
-    assert "did not outlive" in only(machine.process_ended(0, 1, 1.5), GiveUp)[0].why
+    assert "did not survive" in only(machine.process_ended(0, 1, 1.5), GiveUp)[0].why
 
 
 def test_numbers_of_the_dead_may_be_given_anew():
@@ -575,7 +575,7 @@ def test_a_move_that_nobody_comes_to_is_a_restart():
     move(machine)
     machine.key_found("ready/2/0", "", 1.0)
     machine.key_found("ready/2/1", "", 1.0)
-    assert "no replica came to a step's end" in only(machine.tick(21.1), GiveUp)[0].why
+    assert "no replica reached the end of a step" in only(machine.tick(21.1), GiveUp)[0].why
 
 
 def test_after_a_move_the_next_change_counts_from_it():

@@ -63,7 +63,7 @@ def test_a_node_that_slurm_does_not_lend_is_given_up_while_another_is_free(bench
     assert bench.lender.refusal("train") == ""
     bench.turn(15.0)
     assert bench.lender.refusal("train") == (
-        "Slurm has not lent node1 for 65 s (Resources), and has others to lend (node2): the job is placed anew"
+        "Slurm has not lent node1 for 65 s (Resources), and has others to lend (node2): the job is placed again"
     )
     assert bench.slurm.cancelled == ["1_0"]
     bench.slurm.states["node1"] = "idle"

@@ -162,7 +162,7 @@ class HostActors:
             was = ", ".join(f"{name}={value}" for name, value in options.items())
             odd = (
                 f"node '{node.name}' has a host that was started with other options ({was}) and still runs "
-                "replicas: nothing new is started there, and it is started anew once they have ended"
+                "replicas: nothing new is started there, and the host is restarted once they have ended"
             )
         address = [said["address"], said["port"]]
         self._connection.tell("host", node=node.name, address=address, gpus=said["gpus"], odd=odd, doubt=said["doubt"])

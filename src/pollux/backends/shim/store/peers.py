@@ -215,7 +215,7 @@ class StorePeers:
         elif bytes(peer.rest[: len(plain_protocol.OPENING)]) == plain_protocol.OPENING:
             self._admit_plain(peer)
         elif not (store_channel.GREETING.startswith(begin) or plain_protocol.OPENING.startswith(begin)):
-            raise BrokenFrame("what no replica says first")
+            raise BrokenFrame("what no replica sends first")
 
     def _greet(self, peer: _Peer) -> None:
         """Read a replica's nonce, prove that this is the job's store, and check the replica's proof."""
@@ -347,4 +347,4 @@ def _seconds(parts: list[bytes]) -> float:
     try:
         return min(max(int(parts.pop(0)), 0), 10**12) / 1000.0
     except (ValueError, IndexError):
-        raise BrokenFrame("a question without its time") from None
+        raise BrokenFrame("a question without its timeout") from None
