@@ -105,19 +105,14 @@ class LocalSlotAllocator:
         devices = self._devices
         names = tuple(map(str, places))
         gpus = {str(slot): devices.gpus[slot.index] for slot in places} if devices.gpus else {}
+        share = min((len(devices.cores_of(slot.index)) for slot in places), default=1) if devices.is_cpu else None
         return {
-            "environ": {**self._environ, **self.common(launch, places, identity)},
+            "environ": {**self._environ, **replica_env.common_variables(launch, identity, threads=share)},
             "replicas": replica_env.rank_variables(names, gpus),
             "cores": tuple(devices.cores_of(slot.index, launch.cpus_per_gpu) for slot in places),
             "places": names,
             "gpus": gpus,
         }
-
-    def common(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, str]:
-        """The variables that all replicas get beside those they inherit."""
-        devices = self._devices
-        share = min((len(devices.cores_of(slot.index)) for slot in places), default=1) if devices.is_cpu else None
-        return replica_env.common_variables(launch, identity, threads=share)
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
         """Kill its processes; none is left from before the machine was booted."""

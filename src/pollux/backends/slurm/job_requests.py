@@ -86,8 +86,9 @@ def lendable_node(options: SlurmOptions, folder: Path, row: NodeRow, up: LentNod
     kind = "cpu" if options.slots else gres_type(row.gres) or "gpu"
     if up is not None:
         return LentNode(replace(up.node, gpu_type=kind), address, up.gpus)
-    places = options.slots or options.gpus_per_node
-    return LentNode(Node(row.name, places, kind, row.cpus or math.inf, preemptible=options.preemptible), address)
+    return LentNode(
+        Node(row.name, options.places, kind, row.cpus or math.inf, preemptible=options.preemptible), address
+    )
 
 
 def blamed_nodes(options: SlurmOptions, states: Mapping[str, NodeRow], row: PilotRow) -> list[str]:
