@@ -30,7 +30,7 @@ class MemoryCheck:
     def find_excess(self, processes: Mapping[int, ReplicaProcess]) -> tuple[int, float] | None:
         """A replica above the limit, with its bytes; None where there is none, or where the check is not due."""
         now = time.monotonic()
-        if self.due is None or now < self.due or not processes:
+        if self.due is None or now < self.due:
             return None
         found = self._launcher.over_memory(processes, self.limit_bytes)
         self._due = now + max(_SECONDS, _PAUSE_TIMES * (time.monotonic() - now))
