@@ -10,7 +10,6 @@ from pollux.controller.messages.events import (
     DecisionMade,
     Event,
     GenerationEnded,
-    GenerationOutcome,
     GenerationShrunk,
     JobCancelled,
     JobFinished,
@@ -32,13 +31,12 @@ from pollux.controller.messages.events import (
     TimeSkipped,
 )
 from pollux.controller.messages.job_spec import spec_from
-from pollux.controller.state.lifecycle import ENDED, HOLDING, TRANSITIONS, JobState
+from pollux.controller.state.lifecycle import ENDED, HOLDING, JobState
 from pollux.controller.state.records import JobRecord
 
 __all__ = [
     "ENDED",
     "HOLDING",
-    "TRANSITIONS",
     "Command",
     "Controller",
     "ControllerSettings",
@@ -46,7 +44,6 @@ __all__ = [
     "DecisionMade",
     "Event",
     "GenerationEnded",
-    "GenerationOutcome",
     "GenerationShrunk",
     "JobCancelled",
     "JobFinished",

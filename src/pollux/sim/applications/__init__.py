@@ -1,4 +1,4 @@
-"""What is trained in a simulation: what an application may do, and implementations from models, profiles and history.
+"""The applications that simulated jobs train: the interface, and implementations from models and profiles.
 
 Read by simulated jobs and by workloads. Imports nothing else of the room.
 """

@@ -1,4 +1,4 @@
-"""What the simulator must know of a kind of training job: how long steps take and how noisy gradients are."""
+"""The interface of applications: step times and gradient noise of a kind of training job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FixedConfiguration:
 
 
 class Application(Protocol):
-    """The truth about one kind of job. Progress is counted in steps of the initial batch."""
+    """The true behaviour of one kind of job. Progress is counted in steps of the initial batch."""
 
     @property
     def name(self) -> str:

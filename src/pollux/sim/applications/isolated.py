@@ -1,4 +1,4 @@
-"""How long a job takes alone, at one batch on packed GPUs: what tuning and fairness compare with."""
+"""The time of a job alone, at one batch on packed GPUs, which tuning and fairness use."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_seconds(application: Application, total_batch: int, num_gpus: int, gpus_
 
 
 def recorded_runs(application: Application, num_gpus: int, gpus_per_node: int) -> dict[int, float]:
-    """`run_seconds` by total batch, for those recorded batches that run on so many GPUs; may be empty."""
+    """`run_seconds` by total batch, for the recorded batches that run on that many GPUs; may be empty."""
     packed_counts(num_gpus, gpus_per_node)
     runs: dict[int, float] = {}
     for total_batch in application.batch_sizes:

@@ -1,4 +1,4 @@
-"""Applications from a handful of parameters instead of measurements: any placement, any cluster, no files."""
+"""Applications from a few parameters instead of measurements, for any placement and cluster."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["ModelledApplication", "NoiseSchedule", "Terms"]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the user of one job settled beyond a line of a workload: its limits, its weight, and its queue, if any."""
+    """The limits, weight and queue that a user gave one job, beyond a line of a workload."""
 
     limits: JobLimits = field(default_factory=JobLimits)
     weight: float = 1.0
     queue: Queue | None = None
 
     def most_gpus(self, num_nodes: int, gpus_per_node: int) -> int:
-        """The most that it can have at once on equal nodes, by its limits and its queue's quota."""
+        """The most GPUs that it can have on equal nodes, by its limits and its queue's quota."""
         nodes = num_nodes if self.limits.max_nodes is None else min(self.limits.max_nodes, num_nodes)
         most = min(nodes * gpus_per_node, self.limits.max_gpus)
         quota = None if self.queue is None else self.queue.gpu_quota
@@ -93,7 +93,7 @@ class ModelledApplication:
         progress = tuple(self.steps_per_epoch * (epoch + 1) for epoch in range(self.epochs))
         scales = (self.noise.at((epoch + 0.5) / self.epochs) for epoch in range(self.epochs))
         object.__setattr__(self, "progress", progress)
-        # Only the quotient of the two counts, so the squared gradient serves as the unit.
+        # Only the quotient of the two counts, so the squared gradient is the unit.
         object.__setattr__(self, "_statistics", tuple((1.0, scale / self.limits.initial) for scale in scales))
         object.__setattr__(self, "_times", {})
         object.__setattr__(self, "_iterations", {})

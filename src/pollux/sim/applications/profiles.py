@@ -1,4 +1,4 @@
-"""Measured applications: the layout in which the published step times and training runs come.
+"""Measured applications, in the layout of the published step times and training runs.
 
 A folder per application with `placements.csv`, `scalability.csv` (optional) and `validation-B.csv` files, and an
 optional `applications.json` beside them that sets batch limits.
@@ -129,7 +129,7 @@ class MeasuredApplication:
             try:
                 self._interpolator = LinearNDInterpolator(table[:, :3], table[:, 3:])
             except QhullError:
-                # Too few measurements, or all in one plane: they surround nothing.
+                # Too few measurements, or all in one plane.
                 self._interpolator = lambda *_: np.full(2, np.nan)
         return np.ravel(self._interpolator(*point))
 

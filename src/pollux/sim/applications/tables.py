@@ -1,4 +1,4 @@
-"""Reading CSV files that people wrote: every complaint names file, line, field, value and remedy."""
+"""Reads CSV files of users; every error names file, line, field, value and remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Row", "number", "read_rows", "text", "whole"]
 
 
 class Row:
-    """One line of a CSV file that knows where it is."""
+    """One line of a CSV file, with its place for errors."""
 
     __slots__ = ("_values", "line", "path")
 
@@ -22,7 +22,7 @@ class Row:
         self.path, self.line, self._values = path, line, values
 
     def get(self, field: str, parse: Callable[[str], Any], remedy: str) -> Any:
-        """The parsed value of a field, or one clear error."""
+        """The parsed value of a field; InvalidInput with the place for any other."""
         raw = self._values.get(field)
         if raw is None or raw.strip() == "":
             raise self.error(field, "" if raw is None else raw, f"is missing; {remedy}")

@@ -1,4 +1,4 @@
-"""What is made of a finished run: figures, fairness, plots and the report.
+"""The results of a finished run: figures, fairness, plots and the report.
 
 Run after a simulation has ended. Imports `simulation` and what is below it.
 """

@@ -1,4 +1,4 @@
-"""Finish-time fairness ρ: how a job fared against having its fair share of the cluster to itself.
+"""Finish-time fairness ρ: the time of a job relative to that alone on its fair share of the cluster.
 
 The isolated time is a property of job and cluster, so that ρ can be compared between policies.
 """
@@ -29,11 +29,11 @@ DEFINITION = (
     "enter T_id, except that N_avg counts the jobs it left unfinished. ρ > 1 is unfair: worse than alone on "
     "the share."
 )
-"""What ρ means, in words that reports repeat."""
+"""The definition of ρ, which reports print."""
 
 
 class IsolatedTimes:
-    """T_id(application, share) on packed GPUs of one cluster; remembers what it has worked out.
+    """T_id(application, share) on packed GPUs of one cluster; caches its results.
 
     T(k) is the shortest training over the recorded batch sizes on k GPUs; T_id(k) = min over k' ≤ k of T(k'),
     since a job need not use all it may. Configurations that a profile cannot answer do not count.

@@ -1,4 +1,4 @@
-"""What a run comes to: the numbers of tables and JSON, and the configuration they hold for."""
+"""The numbers of a run for tables and JSON, and the configuration that they depend on."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def measure(
 
 
 def _by_class(outcome: RunOutcome, times: IsolatedTimes, fairness: Sequence[float]) -> dict[str, dict[str, float]]:
-    """Of each class that has jobs: how many, their completion times, and the worst finish-time fairness."""
+    """For each class with jobs: their number, completion times, and the worst finish-time fairness."""
     members: dict[str, int] = {}
     for job in outcome.jobs:
         if job.application not in members:
@@ -112,7 +112,7 @@ def bounds(
 
 
 def jain_index(values: Sequence[float]) -> float:
-    """Jain's index `(Σx)² / (n·Σx²)` of slow-downs: 1 where all fare alike, 1/n where one bears it all."""
+    """Jain's index `(Σx)² / (n·Σx²)` of slow-downs: 1 if all are equal, 1/n if one job has all of it."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
@@ -124,7 +124,7 @@ def configuration(
     settings: SimulationSettings,
     profiles: str = "built-in",
 ) -> dict[str, Any]:
-    """All that a result depends on; how many processes worked on it is not part of that."""
+    """Everything that a result depends on, without the number of processes, which changes nothing."""
     return {
         "workloads": [{"name": workload.name, "jobs": len(workload.jobs)} for workload in workloads],
         "policies": [{"name": policy.name, "options": _options(policy)} for policy in policies],
@@ -135,7 +135,7 @@ def configuration(
 
 
 def _options(policy: PolicyChoice) -> dict[str, Any]:
-    """Every option a policy has, given or not; a policy keeps its options under their names."""
+    """Every option of a policy, also by default; a policy has its options as attributes."""
     made = registry.create(policy.name, **policy.options)
     return {name: getattr(made, name) for name in sorted(registry.options(policy.name)) if hasattr(made, name)}
 
@@ -154,7 +154,7 @@ def document(
     results: Sequence[Mapping[str, Any]],
     bounds_hours: Mapping[str, float | None] | None = None,
 ) -> dict[str, Any]:
-    """What `--json` writes; `version` is that of the program."""
+    """The document of `--json`; `version` is that of Pollux."""
     made = {"version": __version__, "config": dict(config), "results": [dict(result) for result in results]}
     return made if bounds_hours is None else {**made, "bounds_hours": dict(bounds_hours)}
 
@@ -171,7 +171,7 @@ def _standstill(seconds: float | str) -> str:
 
 
 def describe_world(config: Mapping[str, Any]) -> list[str]:
-    """What was simulated, in a few lines."""
+    """A description of the simulated cluster, in a few lines."""
     rounds = f"rounds of {config['interval_seconds']:g} s" if config["trigger"] == "rounds" else "events"
     cluster = [
         f"{config['num_nodes']} nodes × {config['gpus_per_node']} GPUs",

@@ -1,4 +1,4 @@
-"""Pictures of runs, as matplotlib figures: completion times, who holds which GPUs, one job's life.
+"""Plots of runs as matplotlib figures: completion times, GPUs of jobs over time, one job over time.
 
 matplotlib is an extra and imported on use; nothing here touches its global state.
 """
@@ -29,7 +29,7 @@ _DOTS_PER_INCH = 130
 
 
 def require_matplotlib() -> None:
-    """Refuse early, with the remedy, where plots cannot be drawn."""
+    """Refuse early, with the remedy, if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidInput("plots need matplotlib, which is not installed: pip install 'pollux-scheduler[plot]'")
 
@@ -79,7 +79,7 @@ def plot_jct(outcomes: Sequence[RunOutcome]) -> Figure:
 
 
 def _duration_ticks(axes: Axes) -> None:
-    """Ticks at durations people think in."""
+    """Ticks at common durations."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     seconds = (
@@ -120,7 +120,7 @@ def _duration_ticks(axes: Axes) -> None:
 
 
 def plot_gpus(outcomes: Sequence[RunOutcome], num_gpus: int) -> Figure:
-    """Who held GPUs when, a row per policy; the runs are of one workload.
+    """The GPUs of jobs over time, a row per policy; the runs are of one workload.
 
     Left, a lane per job in order of submission, coloured by its GPUs (grey: waiting). Right, the same
     stacked, a band per job, coloured by application.

@@ -1,4 +1,4 @@
-"""What `--output` writes: plots, the results as JSON, and one HTML page that needs nothing beside it."""
+"""The files of `--output`: plots, the results as JSON, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ $definitions
 
 
 def chosen_job(outcomes: Sequence[RunOutcome], applications: Mapping[str, Application]) -> str:
-    """The job to look at when none is named: of those that adapt, the one with most GPU time."""
+    """The job to plot by default: of those that adapt, the one with most GPU time."""
     run = next((run for run in outcomes if registry.create(run.policy).batch == "adaptive"), outcomes[0])
     adaptive = [job for job in run.jobs if applications[job.application].fixed is None]
     return max(adaptive or run.jobs, key=lambda job: job.gpu_seconds).name
@@ -195,7 +195,7 @@ def _bound(hours: float | None) -> str:
 
 
 def _classes_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Completion times by class, where the jobs are of several."""
+    """Completion times by class, if jobs are of several classes."""
     names = list(dict.fromkeys(name for result in results for name in result["classes"]))
     if len(names) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""Many runs: every workload under every policy, in one process or several; same results either way."""
+"""Many runs: every workload under every policy, in one process or several, with the same results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PolicyChoice:
 
 
 def choose_policies(names: Sequence[str], options: Mapping[str, object]) -> tuple[PolicyChoice, ...]:
-    """These policies, each with those of the options that it takes; refuses what none of them can use."""
+    """The policies, each with the options that it has; refuses an option that none of them has."""
     if not names:
         raise InvalidInput(f"no policy given; choose from {', '.join(registry.names())}")
     chosen: list[PolicyChoice] = []
@@ -50,7 +50,7 @@ def check_runs(
     applications: Mapping[str, Application],
     settings: SimulationSettings,
 ) -> None:
-    """Refuse what would fail later: before any run, with the line of the workload that is to blame.
+    """Refuse, before any run, a workload that would fail later, with the line at fault.
 
     Where a policy keeps what users asked for, it must fit on the nodes their application was measured on.
     """
@@ -110,7 +110,7 @@ def compare(
 
 @dataclass(slots=True)
 class _World:
-    """What a worker process is told once."""
+    """The arguments that a worker process gets once."""
 
     applications: Mapping[str, Application]
     settings: SimulationSettings
@@ -122,7 +122,7 @@ _world: _World | None = None
 
 def _begin(applications: Mapping[str, Application], settings: SimulationSettings, done: Any) -> None:
     global _world
-    # The terminal sends Ctrl-C to every process; the parent alone answers it, and ends its workers.
+    # The terminal sends Ctrl-C to every process; only the parent handles it, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _world = _World(applications, settings, done)
 
@@ -138,7 +138,7 @@ def _run(index: int, workload: Workload, policy: PolicyChoice) -> RunOutcome:
         made = registry.create(policy.name, **policy.options)
         return simulate(workload, made, world.applications, world.settings, report)
     except UnknownName as error:
-        # Its constructor takes other arguments than the message, so it would not survive the way back.
+        # Its constructor takes more than a message, so that it could not be unpickled.
         raise InvalidInput(str(error)) from None
 
 
@@ -149,7 +149,7 @@ def _in_processes(
     workers: int,
     report: Callable[[int], None],
 ) -> tuple[RunOutcome, ...]:
-    # Not forked: the caller may have threads, a progress bar's for one.
+    # Not forked, since the caller may have threads, such as that of a progress bar.
     context = multiprocessing.get_context("spawn")
     done: Any = context.Array("q", len(runs), lock=False)
     strangers = set(multiprocessing.active_children())
@@ -160,7 +160,7 @@ def _in_processes(
         _watch(futures, lambda: report(sum(done)))
         outcomes = tuple(future.result() for future in futures)
     except BaseException:
-        # Children first: shutting down beside them leaves the pool's own thread writing to pipes that are closed.
+        # Children end first; otherwise the pool's thread would write to closed pipes.
         for child in set(multiprocessing.active_children()) - strangers:
             child.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
@@ -171,7 +171,7 @@ def _in_processes(
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the block ends; processes started in it never see it."""
+    """Delay Ctrl-C until the block ends; processes that start in it ignore it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -180,7 +180,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _watch(futures: Sequence[Future[RunOutcome]], report: Callable[[], None]) -> None:
-    """Until all have ended or one has failed."""
+    """Wait until all have ended or one has failed."""
     pending: set[Future[RunOutcome]] = set(futures)
     while pending:
         ended, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)

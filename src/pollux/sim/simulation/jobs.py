@@ -1,4 +1,4 @@
-"""One simulated training job: how it progresses, stands still, learns its model and picks its batch."""
+"""One simulated training job: its progress, its pauses, its model and its batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Batching", "FixedBatch", "LearnedBatch", "Oracle", "Sample", "Simula
 # see smaller differences either; following them would refit the model at every epoch for nothing.
 _BATCH_GAIN = 0.002
 
-# On other GPUs an agent has measured what steps take after so long, and says so at once.
+# On new GPUs, an agent has measured the step time after this time, and reports it.
 _FIRST_REPORT_SECONDS = 10.0
 
 # Rounding may leave a job this share of the clock short of its epoch's end; it counts as reached.
@@ -38,7 +38,7 @@ _CLOCK_RESOLUTION = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a job did from `at` on; kept for plots."""
+    """The state of a job from `at` on, for plots."""
 
     at: float
     num_gpus: int
@@ -57,7 +57,7 @@ def _split(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
 
 
 class Batching(Protocol):
-    """How a job chooses its batch for a placement, and what it tells the scheduler."""
+    """How a job chooses its batch for a placement, and what it reports to the scheduler."""
 
     @property
     def learns(self) -> bool:
@@ -67,14 +67,14 @@ class Batching(Protocol):
         """The batch to run with on `placement`."""
 
     def observe(self, placement: Placement, batch: BatchChoice, times: tuple[float, float], noise: Efficiency) -> None:
-        """Take in what one stretch of training showed."""
+        """Learn from the measurements of one interval."""
 
     def measured_local_batch(self, placement: Placement) -> int | None:
         """The local batch last measured on a placement of this size; `None` where there is none."""
 
     @property
     def model(self) -> GoodputFunction | None:
-        """What the job knows of its own goodput; `None` while it knows nothing."""
+        """The job's model of its goodput; `None` before the first measurement."""
 
     @property
     def num_failed_fits(self) -> int:
@@ -203,7 +203,7 @@ class SimulatedJob:
     samples: list[Sample] = field(default_factory=list)
 
     def place(self, placement: Placement, resize_seconds: float) -> None:
-        """Move to other GPUs; standing still starts anew, even if the last one was not over."""
+        """Move to other GPUs; the pause starts again, even during a pause."""
         self.placement = placement
         self.batch = self.batching.choose(placement) if placement else None
         self.standstill_seconds = resize_seconds if placement else 0.0
@@ -276,7 +276,7 @@ class SimulatedJob:
         return self.clock + self.standstill_seconds + (self.application.progress[self.epoch] - self.progress) / rate
 
     def next_news_at(self, slowdown: float = 0.0) -> float | None:
-        """When it next has something to report if nothing changes: an epoch's end, or what steps take on new GPUs."""
+        """When it next reports if nothing changes: at an epoch's end, or with the step time on new GPUs."""
         at = self.next_epoch_at(slowdown)
         if at is None or not self.batching.learns or self.batching.measured_local_batch(self.placement) is not None:
             return at
@@ -312,7 +312,7 @@ class Oracle:
     known: dict[int, float] = field(default_factory=dict, compare=False)
 
     def step_seconds(self, num_gpus: int) -> float:
-        """On full nodes and a rest; one GPU is taken to accumulate at least once."""
+        """On as few nodes as possible; one GPU accumulates at least once."""
         seconds = self.known.get(num_gpus)
         if seconds is None:
             seconds = self.known[num_gpus] = packed_step_seconds(

@@ -1,4 +1,4 @@
-"""How long a simulated job stands still when its GPUs change: a constant, or a model of its state and of bandwidths."""
+"""The pause of a simulated job when its GPUs change: a constant, or a model of its state and of bandwidths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pollux.sim.applications.application import Application
 __all__ = ["AUTO", "DEFAULT_STATE_BYTES", "PauseModel", "Pauses"]
 
 AUTO: Literal["auto"] = "auto"
-"""In place of a number of seconds: by the model."""
+"""Instead of a number of seconds: the pause is that of the model."""
 
 DEFAULT_STATE_BYTES = 1.2e9
 """For an application that does not say: 100 million parameters in float32 with Adam's two moments, 12 bytes each."""
@@ -32,35 +32,35 @@ class PauseModel:
     disk_bandwidth: float = 1.0e9
 
     def live(self, state_bytes: float) -> float:
-        """A change in living processes."""
+        """The pause of a live resize."""
         return self.live_seconds + state_bytes / self.network_bandwidth
 
     def restart(self, state_bytes: float) -> float:
-        """A start from a checkpoint, its writing included."""
+        """The pause of a restart, including the writing of the checkpoint."""
         return self.start_seconds + 2.0 * state_bytes / self.disk_bandwidth
 
     def first(self) -> float:
-        """A start from nothing."""
+        """The time of a first start."""
         return self.start_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """What changes cost in one simulation: `seconds` for all, or AUTO for what `model` says of each."""
+    """The pauses of one simulation: `seconds` for all, or AUTO for those of `model`."""
 
     seconds: float | Literal["auto"]
     model: PauseModel = PauseModel()
 
     def expected(self, application: Application) -> float:
-        """What a policy is told that a change costs."""
+        """The expected pause that policies see."""
         return self.change(application)
 
     def change(self, application: Application) -> float:
-        """Of a job that runs and goes on elsewhere."""
+        """The pause of a running job that is resized."""
         return self.model.live(_state_bytes(application)) if self.seconds == AUTO else self.seconds
 
     def start(self, application: Application, is_first: bool) -> float:
-        """Of a job that held nothing."""
+        """The time of a start."""
         if self.seconds != AUTO:
             return self.seconds
         return self.model.first() if is_first else self.model.restart(_state_bytes(application))

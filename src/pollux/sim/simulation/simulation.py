@@ -1,4 +1,4 @@
-"""The virtual clock: drives the controller and a policy over simulated jobs.
+"""The virtual clock: runs the controller and a policy with simulated jobs.
 
 Jobs progress between two moments by themselves; the loop only knows arrivals, epoch ends and decisions.
 With the trigger `rounds`, arrivals and completions are noticed at the round's end, as in the published simulation.
@@ -42,12 +42,12 @@ from pollux.sim.workloads.workload import Workload, WorkloadJob, check_applicati
 __all__ = ["JobOutcome", "Record", "RunOutcome", "SimulationSettings", "simulate"]
 
 Record = Callable[[Event, Sequence[Command]], None]
-"""Told every fact as it reaches the controller, and the commands that came of it."""
+"""Called with every fact that the controller applies, and the commands that it returns."""
 
 _MOST_GPUS = 1_000_000
 _DAY_SECONDS = 86_400.0
 
-# A cluster on which nothing runs for a simulated day while jobs wait will not run anything later either.
+# If nothing runs for a simulated day while jobs wait, nothing will run later either.
 _PATIENCE_SECONDS = _DAY_SECONDS
 
 _OFFERED = frozenset({"goodput", "oracle", "remaining", "prior"})
@@ -101,7 +101,7 @@ class SimulationSettings:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """One job's life, in seconds of virtual time."""
+    """The history of one job, in seconds of virtual time."""
 
     name: str
     application: str
@@ -115,7 +115,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Everything one run gave; `decision_seconds` are CPU seconds of the policy and its check."""
+    """The results of one run; `decision_seconds` are CPU seconds of the policy and its check."""
 
     workload: str
     policy: str
@@ -226,7 +226,7 @@ class _Run:
         before = len(self.unfinished)
         self._advance_jobs(due, now)
         if self.settings.interference and len(self.unfinished) < before:
-            # Whoever shared a node with a job that ended was slowed down up to now, and is not from now on.
+            # Jobs that shared a node with a job that ended were slowed down until now, and are not any more.
             self._advance_jobs(self.unfinished, now)
             self._interfere()
             for job_id, job in self.unfinished.items():
@@ -330,7 +330,7 @@ class _Run:
         return job, spec
 
     def _limits(self, application: Application, most: int) -> JobLimits:
-        """One to `most` GPUs on nodes that were measured, and what its user settled, where that is known."""
+        """One to `most` GPUs on measured nodes, within the limits of its user, if they are known."""
         terms, nodes = _terms(application), application.max_nodes
         if terms is None:
             return JobLimits(1, most, max_nodes=nodes)
@@ -373,7 +373,7 @@ class _Run:
         return seconds if job.disturbance is None else job.disturbance.pause(seconds)
 
     def _interfere(self) -> None:
-        """Who shares a node's network with another distributed job."""
+        """The jobs that share a node's network with another distributed job."""
         if not self.settings.interference:
             return
         users: dict[str, int] = {}
@@ -413,7 +413,7 @@ class _Run:
 
 
 def _terms(application: Application) -> Terms | None:
-    """What is known of the user of a job that really was; applications of many jobs have no such user."""
+    """The user's limits of a recorded job; other applications have none."""
     found = getattr(application, "terms", None)
     return found if isinstance(found, Terms) else None
 

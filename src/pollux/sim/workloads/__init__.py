@@ -1,4 +1,4 @@
-"""Who submits which job when: the file, the built-in workload, generated ones, and those of a recorded history.
+"""Workloads: from files, built in, generated, and from a recorded history.
 
 Run before a simulation starts. Imports `applications`.
 """

@@ -1,4 +1,4 @@
-"""Six applications and a workload that come with the package: something to simulate without any file.
+"""Six applications and a workload that need no files.
 
 The parameters are made up: round numbers for a recent data-centre GPU, four to a node, on a fast network. State is that
 of models of the kind: from 11 million (a small classifier) to 300 million parameters (a large vision model), 8 or 12

@@ -16,7 +16,7 @@ _PUBLISHED = {"cifar10": 0, "ncf": 0, "bert": 1, "deepspeech2": 1, "yolov3": 2, 
 
 
 def class_of(gpu_hours: float) -> int:
-    """The position in `CLASSES` of a job of so much GPU time."""
+    """The position in `CLASSES` of a job with that GPU time."""
     return bisect.bisect_right(_GPU_HOURS, gpu_hours)
 
 

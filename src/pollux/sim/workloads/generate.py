@@ -1,4 +1,4 @@
-"""Workloads made to measure: jobs that arrive as in a trace of a real cluster, or by our own distribution.
+"""Generated workloads: jobs that arrive as in a trace of a real cluster, or by a built-in distribution.
 
 What a trace tells of a job is its arrival, GPU time and GPU count; the GPU time chooses an application of
 that size, and `user_requests` what is asked for it. Of Python's generator only `random()` is used, whose stream is
@@ -83,7 +83,7 @@ class GenerateSettings:
 
 
 class _Arrival(NamedTuple):
-    """One job of a trace; `second` is of the day in a trace, of the window once it was drawn."""
+    """One job of a trace; `second` is of the day in a trace, later of the window."""
 
     second: float
     gpu_hours: float
@@ -187,7 +187,7 @@ def _window_start(jobs: Sequence[_Arrival], window: float) -> float:
 
 
 def _drawn(jobs: Sequence[_Arrival], stream: random.Random, window: float) -> Iterator[_Arrival]:
-    """Jobs in random order with their second in the window, for ever."""
+    """An endless sequence of jobs in random order, with their second in the window."""
     start = _window_start(jobs, window)
     shifted = (job._replace(second=(job.second - start) % _DAY) for job in jobs)
     inside = [job for job in shifted if job.second < window]
@@ -201,7 +201,7 @@ def _drawn(jobs: Sequence[_Arrival], stream: random.Random, window: float) -> It
 
 
 def _shuffled(stream: random.Random, size: int) -> Iterator[int]:
-    """0 to size − 1 in random order; a shuffle that only remembers what it has touched."""
+    """0 to size − 1 in random order; a lazy shuffle."""
     moved: dict[int, int] = {}
     for position in range(size):
         other = position + int(stream.random() * (size - position))
@@ -210,7 +210,7 @@ def _shuffled(stream: random.Random, size: int) -> Iterator[int]:
 
 
 def _synthetic(stream: random.Random, window: float) -> Iterator[_Arrival]:
-    """Arrivals of no real cluster, for ever; their rate is 1 + 2·exp(−h²/8), h hours from the daily peak."""
+    """An endless sequence of made-up arrivals, with the rate 1 + 2·exp(−h²/8), h hours from the daily peak."""
     peak = _PEAK_SHARE * min(window, _DAY)
     while True:
         second = stream.random() * window
@@ -219,7 +219,7 @@ def _synthetic(stream: random.Random, window: float) -> Iterator[_Arrival]:
         if stream.random() * 3.0 > 1.0 + 2.0 * math.exp(-(hours_off**2) / 8.0):
             continue
         median, spread = (0.3, 1.8) if stream.random() < 0.95 else (60.0, 1.3)
-        # Zero has no quantile; any other value will do in its place.
+        # Zero has no quantile, so it is replaced.
         gpu_hours = median * math.exp(spread * NormalDist().inv_cdf(stream.random() or 0.5))
         several = stream.random() < (0.02, 0.05, 0.4, 0.8)[class_of(gpu_hours)]
         num_gpus = _pick(stream, (2, 4, 4, 8, 8, 16)) if several else 1
@@ -228,7 +228,7 @@ def _synthetic(stream: random.Random, window: float) -> Iterator[_Arrival]:
 
 
 def _classes(users: Users) -> list[list[str]]:
-    """Applications of each class; a class without any has those of the nearest that has some."""
+    """Applications of each class; an empty class gets those of the nearest class that has some."""
     own: list[list[str]] = [[] for _ in CLASSES]
     for name in sorted(users.applications):
         own[application_class(name, users.least_gpu_hours)].append(name)

@@ -1,6 +1,6 @@
 """A cluster's own history as a workload: each job becomes an application of what it learned and reported.
 
-How a history is written is in `pollux.store.history`; the file's format is on the page History.
+`pollux.store.history` writes histories; docs/history.md describes the format.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from pollux.wire.report import ModelReport
 
 __all__ = ["History", "NoiseTable", "RecordedApplication", "read_history"]
 
-# Noise is kept at so many shares of a training, and a replay has at most so many epochs.
+# The number of shares of a training with their own noise, and the most epochs of a replay.
 _MOST_EPOCHS = 50
 # Samples a second and GPU of a job without a model, so that its batch can be split over other numbers of GPUs.
 _UNIT = 840
-# The simulator rounds the ends of epochs to seconds where it works in rounds: shorter epochs would blur.
+# In rounds, the simulator rounds the ends of epochs to seconds, so epochs must not be shorter.
 _EPOCH_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseTable(NoiseSchedule):
-    """φ as it was measured: (share of the training, φ in samples), ascending; geometric in between, flat beyond."""
+    """Measured φ: (share of the training, φ in samples), ascending; geometric in between, constant beyond."""
 
     points: tuple[tuple[float, float], ...] = ()
 
@@ -67,7 +67,7 @@ class NoiseTable(NoiseSchedule):
 
 @dataclass(frozen=True, slots=True)
 class RecordedApplication(ModelledApplication):
-    """One job of a history, on the terms of its user. One that is rigid keeps its number of GPUs."""
+    """One job of a history, with the limits of its user. A rigid job keeps its number of GPUs."""
 
     terms: Terms = field(default_factory=Terms)
 
@@ -88,7 +88,7 @@ class History:
     resize_seconds: float = 30.0
 
     def on(self, num_nodes: int, gpus_per_node: int) -> tuple[Workload, tuple[str, ...]]:
-        """What of the workload a cluster of that size can run, and of each job that it cannot, why.
+        """The jobs that a cluster of that size can run, and for each other job, why it cannot.
 
         Who asked for more GPUs than there are, and does with fewer, asks for all that it can have.
         """
@@ -104,7 +104,7 @@ class History:
 
 
 def read_history(source: Path | Iterable[bytes | str]) -> History:
-    """Read what `pollux history export` wrote, from a file or as lines."""
+    """Read a history, from a file or from lines."""
     if not isinstance(source, Path):
         return _history_of(parse(source), "history")
     try:
@@ -121,7 +121,7 @@ def read_history(source: Path | Iterable[bytes | str]) -> History:
 
 @dataclass(slots=True)
 class _Life:
-    """What a job did: (seconds, nodes, GPUs) of each stretch that counted, and what it said of itself."""
+    """What a job did: (seconds, nodes, GPUs) of each interval without a later crash, and its reports."""
 
     record: JobRecord
     stretches: list[tuple[float, int, int]] = field(default_factory=list)
@@ -141,7 +141,7 @@ class _Life:
         return sum(seconds for seconds, _, _ in self.stretches)
 
     def close(self, at: float, counts: bool = True) -> None:
-        """End the stretch that runs, if any; one that a crash ended was for nothing."""
+        """End the present interval, if any; an interval that ends with a crash does not count."""
         if self.running_since is not None:
             seconds = max(at - self.running_since, 0.0)
             if counts:
@@ -151,7 +151,7 @@ class _Life:
         self.running_since = None
 
     def follow(self, at: float, counts: bool = True) -> None:
-        """Look at the record after an event."""
+        """Update from the job's record after an event."""
         shape = (self.record.placement.num_nodes, self.record.placement.num_gpus)
         is_running = self.record.state is JobState.RUNNING
         if self.running_since is not None and not (is_running and shape == self.shape):
@@ -160,7 +160,7 @@ class _Life:
             self.running_since, self.shape = at, shape
 
     def report(self, event: JobReported) -> None:
-        """Note what is left; the first time, cut the stretch there, to tell what was done before."""
+        """Note the remaining work; the first time, split the interval there, to know what was done before."""
         if event.remaining is not None:
             self.last_remaining = event.remaining
             if self.first_remaining is None:
@@ -173,7 +173,7 @@ class _Life:
 
 
 class _Past:
-    """Folds the facts with the controller itself and follows each job."""
+    """Applies the facts to a controller, and follows each job."""
 
     def __init__(self, contents: HistoryContents) -> None:
         self.controller = start(contents)
@@ -321,11 +321,11 @@ def _application(life: _Life, gpu_type: str, queue: Queue | None) -> RecordedApp
 
 
 def _model(life: _Life) -> GoodputModel | None:
-    """The last that it reported; those of measurements are newer than those of facts, which are news only."""
+    """The last reported model; measurements have newer ones than facts, which are significant reports only."""
     found = life.record.goodput
     for row in reversed(life.rows):
         if isinstance(row.get("model"), dict):
-            # A measurement that cannot be read is worth no more than one that is not there.
+            # A damaged measurement counts as missing.
             with contextlib.suppress(PolluxError):
                 found = model_from(codec.decode(ModelReport, row["model"]), before=life.record.goodput)
                 break
@@ -349,7 +349,7 @@ def _read_row(life: _Life, row: Mapping[str, Any]) -> None:
 
 
 def _total_progress(life: _Life, model: GoodputModel, gpu_type: str) -> float:
-    """Useful samples of the whole training: as reported; else what was left at first and, by the model, done before."""
+    """Useful samples of the whole training: as reported, else the first remaining work and that predicted before."""
     if life.total is not None:
         return life.total
     before = life.stretches
@@ -378,7 +378,7 @@ def _noise(life: _Life, model: GoodputModel, work: float, total: float) -> Noise
         (statistics.fmean(share for share, _ in part), math.exp(statistics.fmean(log for _, log in part)))
         for _, part in sorted(parts.items())
     )
-    # A gradient that vanished from beginning to end: any batch is as good as the sum of its samples.
+    # The gradient was always zero, so that every batch is as good as the sum of its samples.
     points = points or ((0.0, 1e6 * model.limits.maximum),)
     return NoiseTable(points[0][1], points[-1][1], points=points)
 
@@ -401,7 +401,7 @@ def _fixed(record: JobRecord, model: GoodputModel, gpu_type: str) -> FixedConfig
 
 
 def _settled(record: JobRecord, queue: Queue | None, rigid_gpus: int | None) -> Terms:
-    """What its user settled, but for GPU types, CPUs and memory; a rigid job has `rigid_gpus` and no others."""
+    """The limits of its user, without GPU types, CPUs and memory; a rigid job keeps `rigid_gpus`."""
     limits = replace(record.spec.limits, gpu_types=(), mixed_types=False, cpus_per_gpu=0.0, memory_bytes_per_gpu=0.0)
     if rigid_gpus is not None:
         limits = replace(limits, min_gpus=rigid_gpus, max_gpus=rigid_gpus)
@@ -409,7 +409,7 @@ def _settled(record: JobRecord, queue: Queue | None, rigid_gpus: int | None) -> 
 
 
 def _by_run_time(life: _Life, queue: Queue | None) -> RecordedApplication:
-    """A job that never reported a model: as many GPUs as it had, for as long as it ran."""
+    """A job that never reported a model: it gets the GPUs that it had, for the time that it ran."""
     record, limits = life.record, life.record.spec.limits
     if record.state not in ENDED:
         raise InvalidInput(f"is {record.state} and has reported no model, so nothing says how long it takes")
@@ -419,7 +419,7 @@ def _by_run_time(life: _Life, queue: Queue | None) -> RecordedApplication:
     num_gpus = min(max(had, limits.min_gpus), limits.max_gpus)
     work_seconds = sum(seconds * gpus for seconds, _, gpus in life.stretches) / num_gpus
     terms = _settled(record, queue, num_gpus if _is_rigid(limits) else None)
-    # Nobody knows what more GPUs than it had would have done for it.
+    # Its speed on more GPUs is unknown.
     terms = replace(terms, limits=replace(terms.limits, max_gpus=num_gpus))
     epochs = min(max(int(work_seconds / _EPOCH_SECONDS), 1), _MOST_EPOCHS)
     return RecordedApplication(
@@ -437,7 +437,7 @@ def _by_run_time(life: _Life, queue: Queue | None) -> RecordedApplication:
 
 
 def _without_work(life: _Life) -> str:
-    """Why there is nothing to replay of a job that ended."""
+    """Why an ended job has nothing to replay."""
     state = life.record.state
     if not life.lost_seconds:
         return f"{state} without having run"

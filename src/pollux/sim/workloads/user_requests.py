@@ -1,4 +1,4 @@
-"""What users would ask for: GPUs and batch, judged by how long a whole training takes on packed GPUs."""
+"""The GPUs and batches that users would choose, by the time of a whole training on packed GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Users:
         return fewest * min(self._runs(name, fewest).values()) / 3600.0
 
     def tuned(self, name: str) -> tuple[tuple[int, int], ...]:
-        """The fastest batch of each GPU count at which the speed-up per GPU is neither wasteful nor timid.
+        """The fastest batch of each GPU count with a sensible speed-up per GPU.
 
         That is 0.5 to 0.8, over the best run on one GPU; if no count is in this range, the one that comes
         nearest. Counts are those that people type, powers of two and six times these, up to 16 or a quarter
@@ -41,7 +41,7 @@ class Users:
         return self._tuned[name]
 
     def realistic(self, name: str, num_gpus: int) -> tuple[tuple[int, int], ...]:
-        """So many GPUs, as far as cluster and application go, and every recorded batch that is nearly right.
+        """That many GPUs, within cluster and application, with every recorded batch that is nearly right.
 
         Nearly right is within a factor of two of the fastest for that count.
         """

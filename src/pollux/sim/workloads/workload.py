@@ -18,7 +18,7 @@ FIELDS = ("name", "time", "application", "num_replicas", "batch_size")
 """Columns of a workload file, in order."""
 
 
-# A year: what is beyond it is a date in seconds, not a time within a workload.
+# A year; a larger number is probably a date in seconds.
 _MOST_SECONDS = 366 * 86_400
 
 
@@ -74,7 +74,7 @@ def _time(row: Row) -> float:
 
 
 def check_applications(workload: Workload, applications: Mapping[str, Application], num_gpus: int) -> None:
-    """Refuse a workload that these applications and a cluster of `num_gpus` cannot run, before anything runs."""
+    """Refuse a workload that these applications and a cluster of `num_gpus` cannot run."""
     for job in workload.jobs:
         where = job.source or f"job '{job.name}'"
         application = applications.get(job.application)

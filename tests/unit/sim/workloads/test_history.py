@@ -391,7 +391,7 @@ def test_a_file_is_read_and_named(tmp_path):
     with pytest.raises(InvalidInput, match=r"none.ndjson: cannot be read"):
         read_history(tmp_path / "none.ndjson")
     path.write_text("name,time\n")
-    with pytest.raises(InvalidInput, match=r"may.ndjson: history, line 1: is no JSON"):
+    with pytest.raises(InvalidInput, match=r"may.ndjson: history, line 1: is not JSON"):
         read_history(path)
 
 
