@@ -20,8 +20,14 @@ from pollux.service.deciding.frames import Frames
 
 __all__ = ["DECIDED", "FAILED", "READY", "main", "serve"]
 
-READY, DECIDED, FAILED = b"r", b"d", b"f"
-"""How messages of the process begin: it is ready, it has decided, the policy has failed with what follows."""
+READY = b"r"
+"""The message of a process that is ready."""
+
+DECIDED = b"d"
+"""The first byte of a message with a decision."""
+
+FAILED = b"f"
+"""The first byte of a message with the traceback of a policy that has failed."""
 
 
 def serve(frames: Frames) -> None:
