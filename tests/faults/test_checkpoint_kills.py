@@ -21,6 +21,7 @@ from tests.support.forking import fork, read_all
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.reader import load
+from pollux.agent.checkpoint.state import State
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "10"))
@@ -47,7 +48,7 @@ def test_kills_at_random_moments(tmp_path):
     left = {path.name for path in (tmp_path / "c").iterdir()} - {".lock"}
     assert len([name for name in left if name.startswith("step-")]) <= KEEP + 1
     last = Checkpointer(tmp_path / "c", keep=KEEP)
-    last.save(10**6, tensors_of(10**6), {}, {}, {}, wait=True)
+    last.save(10**6, State(tensors_of(10**6), {}, {}), {}, wait=True)
     left = {path.name for path in (tmp_path / "c").iterdir()} - {".lock"}
     assert len(left) == KEEP, "what the dead left is gone after the next save"
     last.close()
@@ -67,7 +68,7 @@ def write_until_killed(path: Path, report: int, operations: int | None) -> None:
     if operations is not None:
         die_at(operations, path)
     for step in range(first, first + 1000):
-        checkpointer.save(step, tensors_of(step), {"user": {"step": step}}, {"step": step}, {})
+        checkpointer.save(step, State(tensors_of(step), {"user": {"step": step}}, {"step": step}), {})
         # A save is reported when the next one has waited for it.
         saved = checkpointer.last_saved
         if saved is not None:

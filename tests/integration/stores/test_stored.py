@@ -15,6 +15,7 @@ from pollux.agent.checkpoint.lease import LEASE_NAME, Holder, Lease
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME
 from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch
 from pollux.agent.checkpoint.reader import load
+from pollux.agent.checkpoint.state import State
 from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, Unreachable
 from pollux.storage.object_store import ObjectStore
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
@@ -102,7 +103,7 @@ def test_an_old_copy_of_the_same_name_is_not_taken_for_the_new_one(writer, store
     writer.close()
     second = Checkpointer(store("b"))
     second.drop_after(1)
-    second.save(2, {"model.weight": torch.full((4, 3), 7.0)}, {}, {}, {}, wait=True)
+    second.save(2, State({"model.weight": torch.full((4, 3), 7.0)}, {}, {}), {}, wait=True)
     assert second.last_error is None
     assert newest(second).path.name == SECOND
     second.close()
@@ -334,7 +335,7 @@ def test_those_that_train_together_hand_over_while_one_still_writes(store, monke
     first = Checkpointer(store(), holder=Holder("run", "a:1", 1))
     second = Checkpointer(store("b"), holder=Holder("run", "a:1", 2), opens=False)
     held, go_on = hold_publishing(monkeypatch, 1)
-    first.save(1, state(1), {}, {"step": 1}, {})
+    first.save(1, State(state(1), {}, {"step": 1}), {})
     assert held.wait(PATIENCE_SECONDS)
     second.rebind(0, 1, None)
     put(second, 2)
@@ -383,7 +384,7 @@ def test_one_that_ends_late_removes_nothing_newer(store, monkeypatch):
     first = Checkpointer(store(), keep=1, holder=Holder("run", "a:1", 1))
     second = Checkpointer(store("b"), keep=1, holder=Holder("run", "a:1", 2), opens=False)
     held, go_on = hold_publishing(monkeypatch, 1)
-    first.save(1, state(1), {}, {"step": 1}, {})
+    first.save(1, State(state(1), {}, {"step": 1}), {})
     assert held.wait(PATIENCE_SECONDS)
     second.rebind(0, 1, None)
     put(second, 2)
@@ -407,9 +408,9 @@ def test_training_does_not_wait_for_what_is_sent_and_a_stop_gives_it_up(writer, 
         real(where, path, name, proceed)
 
     monkeypatch.setattr(ObjectStore, "_put", slow)
-    assert writer.save(1, state(1), {}, {}, {})
+    assert writer.save(1, State(state(1), {}, {}), {})
     assert sent.wait(PATIENCE_SECONDS)
-    assert not writer.save(2, state(2), {}, {}, {})
+    assert not writer.save(2, State(state(2), {}, {}), {})
     put(writer, 3)
     assert writer.last_error is None
     assert len(attempts) == 1, "what was given up was sent again"

@@ -7,6 +7,7 @@ import torch
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.reader import Saved, parameter_signature
+from pollux.agent.checkpoint.state import State
 
 
 def state(step: int) -> dict[str, torch.Tensor]:
@@ -17,7 +18,11 @@ def put(checkpointer: Checkpointer, *steps: int, **options: Any) -> None:
     for step in steps:
         tensors = state(step)
         checkpointer.save(
-            step, tensors, {"user": {"step": step}}, {"step": step}, parameter_signature(tensors), wait=True, **options
+            step,
+            State(tensors, {"user": {"step": step}}, {"step": step}),
+            parameter_signature(tensors),
+            wait=True,
+            **options,
         )
 
 

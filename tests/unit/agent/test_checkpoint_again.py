@@ -21,18 +21,15 @@ from tests.unit.agent.saved_steps import flip, names, newest, put, state
 from pollux.agent.checkpoint import folder
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.reader import load, parameter_signature, read_saved
+from pollux.agent.checkpoint.state import State
 from pollux.testing.waiting import PATIENCE_SECONDS
 
 
 def again(checkpointer: Checkpointer, step: int, **changed: Any) -> None:
     """Save the state of `put` for a step with something changed in it."""
-    state_of = {
-        "tensors": state(step),
-        "objects": {"user": {"step": step}},
-        "values": {"step": step},
-        "signature": parameter_signature(state(step)),
-    }
-    checkpointer.save(step, **{**state_of, **changed}, wait=True)
+    state_of = {"tensors": state(step), "objects": {"user": {"step": step}}, "values": {"step": step}}
+    signature = parameter_signature(state(step))
+    checkpointer.save(step, State(**{**state_of, **changed}), signature, wait=True)
     assert checkpointer.last_error is None, checkpointer.last_error
 
 
@@ -93,7 +90,7 @@ def test_a_failed_second_save_of_a_step_leaves_the_first(writer, monkeypatch):
     put(writer, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-        writer.save(1, state(1), {}, {"epoch": 1}, {}, wait=True)
+        writer.save(1, State(state(1), {}, {"epoch": 1}), {}, wait=True)
     assert isinstance(writer.last_error, OSError)
     assert newest(writer).manifest.values == {"step": 1}
     assert names(writer) == {"step-0000000001"}
@@ -130,13 +127,13 @@ def save_again_and_die(path: Path, number: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
-    checkpointer.save(5, state(number), {"user": number}, {"number": number}, {}, wait=True)
+    checkpointer.save(5, State(state(number), {"user": number}, {"number": number}), {}, wait=True)
 
 
 def kill_at_every_operation(path: Path) -> dict[str, Any]:
     """One writer after the other, each killed one file operation later, until one survives; what was found after."""
     first = Checkpointer(path, keep=1)
-    first.save(5, state(0), {"user": 0}, {"number": 0}, {}, wait=True)
+    first.save(5, State(state(0), {"user": 0}, {"number": 0}), {}, wait=True)
     first.close()
     kept: object = 0
     found: list[bool] = []

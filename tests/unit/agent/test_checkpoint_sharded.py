@@ -22,6 +22,7 @@ from torch import nn
 from pollux.agent.checkpoint import host_buffers
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.reader import load
+from pollux.agent.checkpoint.state import State
 from pollux.core.errors import (
     CheckpointDamaged,
     InvalidInput,
@@ -90,8 +91,8 @@ def save_at_two(path: Path, replica: int, num_replicas: int) -> None:
     model, optimizer = sharded_job(0, num_replicas)
     train(model, optimizer, 3)
     tensors = sharded_tensors(model, optimizer)
-    checkpointer.save(3, tensors, {"user": [0]}, {"step": 3}, {})
-    checkpointer.save(3, tensors, {"user": [1]}, {"step": 3}, {})
+    checkpointer.save(3, State(tensors, {"user": [0]}, {"step": 3}), {})
+    checkpointer.save(3, State(tensors, {"user": [1]}, {"step": 3}), {})
     after = train(model, optimizer, 2)
     checkpointer.wait()
     assert checkpointer.last_error is None, checkpointer.last_error
@@ -100,18 +101,18 @@ def save_at_two(path: Path, replica: int, num_replicas: int) -> None:
     real = host_buffers._DigestingStream.write
     if replica == 1:
         host_buffers._DigestingStream.write = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))  # type: ignore[method-assign]
-    checkpointer.save(4, tensors, {}, {}, {}, wait=True)
+    checkpointer.save(4, State(tensors, {}, {}), {}, wait=True)
     assert "full" in str(checkpointer.last_error), checkpointer.last_error
     host_buffers._DigestingStream.write = real  # type: ignore[method-assign]
     if replica == 1:
         with pytest.raises(InvalidInput, match="'user' of type function"):
-            checkpointer.save(4, tensors, {"user": lambda: None}, {}, {})
+            checkpointer.save(4, State(tensors, {"user": lambda: None}, {}), {})
         checkpointer.wait()
     else:
-        checkpointer.save(4, tensors, {"user": [1]}, {}, {}, wait=True)
+        checkpointer.save(4, State(tensors, {"user": [1]}, {}), {}, wait=True)
     assert isinstance(checkpointer.last_error, InvalidInput), checkpointer.last_error
     bad = {**tensors, "model.extra": torch.tensor(float("nan") if replica == 1 else 0.0)}
-    checkpointer.save(5, bad, {}, {}, {}, wait=True)
+    checkpointer.save(5, State(bad, {}, {}), {}, wait=True)
     assert isinstance(checkpointer.last_error, NonFiniteValue), checkpointer.last_error
     saved = checkpointer.latest()
     assert saved is not None

@@ -41,8 +41,9 @@ from pollux.agent.checkpoint.manifest import (
 from pollux.agent.checkpoint.object_store import ObjectStoreFolder, fetch, last_stored, put
 from pollux.agent.checkpoint.reader import Saved
 from pollux.agent.checkpoint.save_request import SaveRequest, check_pickling, pickled_objects
+from pollux.agent.checkpoint.state import State
 from pollux.agent.distributed.byte_collectives import broadcast_bytes, gather_bytes
-from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue, PolluxError, Unreachable
+from pollux.core.errors import CheckpointDamaged, InvalidInput, MisusedJob, PolluxError
 from pollux.core.version import __version__
 from pollux.storage.object_store import ObjectStore
 
@@ -87,8 +88,8 @@ class Checkpointer:
         self.last_saved: Saved | None = None
         self.last_error: Exception | None = None
         self.last_pause_seconds = 0.0
-        self.measured: Callable[[float], None] = _unmeasured
-        self.failed: Callable[[Exception], None] = _unnoticed
+        self.measured: Callable[[float], None] = lambda seconds: None
+        self.failed: Callable[[Exception], None] = lambda error: None
         self._keep = keep
         self._replica = replica
         self._num_replicas = num_replicas
@@ -118,16 +119,10 @@ class Checkpointer:
             self.wait()
             self._buffers.prepare(tensors)
 
-    def check_objects(self, objects: Mapping[str, object]) -> None:
-        """Raise `InvalidInput` naming the first object that cannot be pickled; writes nothing."""
-        check_pickling(objects)
-
     def save(
         self,
         step: int,
-        tensors: Mapping[str, Tensor],
-        objects: Mapping[str, object],
-        values: Mapping[str, JSON],
+        state: State,
         signature: Mapping[str, JSON],
         *,
         wait: bool = False,
@@ -146,11 +141,11 @@ class Checkpointer:
         began = time.perf_counter()
         if not self.writes:
             # All replicas must end alike: none may wait for replica 0 where that one raises.
-            self.check_objects(objects)
+            check_pickling(state.objects)
             return True
         if not self._end_save_before(step, wait):
             return False
-        request = self._request(step, tensors, objects, values, signature, finite, wait)
+        request = self._request(step, state, signature, finite, wait)
         refused = request.staged.problem if isinstance(request.staged.problem, InvalidInput) else None
         if refused is None or self._sharded:
             self._start(request)
@@ -291,16 +286,14 @@ class Checkpointer:
     def _request(
         self,
         step: int,
-        tensors: Mapping[str, Tensor],
-        objects: Mapping[str, object],
-        values: Mapping[str, JSON],
+        state: State,
         signature: Mapping[str, JSON],
         finite: Collection[str] | None,
         insists: bool,
     ) -> SaveRequest:
         began = time.monotonic()
-        if step < 0 or not tensors.keys().isdisjoint(objects):
-            twice = ", ".join(sorted(tensors.keys() & objects.keys()))
+        tensors, twice = state.tensors, ", ".join(sorted(state.tensors.keys() & state.objects.keys()))
+        if step < 0 or twice:
             raise InvalidInput(
                 f"step {step} must not be negative, and no name both tensor and object: {twice or 'none'}"
             )
@@ -311,12 +304,12 @@ class Checkpointer:
             created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             step=step,
             num_replicas=self._num_replicas,
-            values=frozen_json("value", values),
+            values=frozen_json("value", state.values),
             signature=frozen_json("signature", signature),
             tied={},
             files={},
         )
-        staged = attempt(lambda: self._buffers.stage(tensors, pickled_objects(objects)))
+        staged = attempt(lambda: self._buffers.stage(tensors, pickled_objects(state.objects)))
         if finite is None:
             finite = [name for name in tensors if name.startswith("model.")]
         return SaveRequest(manifest, staged, frozenset(finite), self._abandoned, began, insists)
@@ -336,7 +329,7 @@ class Checkpointer:
         self._try_to_write(request)
 
     def _try_to_write(self, request: SaveRequest) -> bool:
-        """Write the checkpoint, or say why that failed; whether there is nothing to be tried again."""
+        """Write the checkpoint, or log why that failed; returns whether another try is of no use."""
         step, may_pass = request.manifest.step, False
         beside, target = "", ""
         try:
@@ -356,7 +349,7 @@ class Checkpointer:
                 str(error) or type(error).__name__,
             )
             self.failed(self.last_error)
-            may_pass = not isinstance(error, InvalidInput | NonFiniteValue | MisusedJob | Unreachable)
+            may_pass = isinstance(error, OSError | RuntimeError | CheckpointDamaged)
         self._clear(beside, target)
         return not may_pass
 
@@ -434,11 +427,3 @@ class Checkpointer:
         answers = gather_bytes(outcome.encode(), self._num_replicas, self._group)
         outcome.get()
         return [Outcome[_T].decode(answer).get() for answer in answers]
-
-
-def _unnoticed(error: Exception) -> None:
-    """Does nothing, until `failed` is set."""
-
-
-def _unmeasured(seconds: float) -> None:
-    """Stands for `measured` until it is set."""

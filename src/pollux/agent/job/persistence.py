@@ -59,9 +59,7 @@ class JobPersistence:
             step = self._progress.steps
             begun = checkpointer.save(
                 step,
-                state.tensors,
-                state.objects,
-                state.values,
+                state,
                 parts.state.signature(),
                 wait=wait,
                 finite=parts.state.parameter_names(),

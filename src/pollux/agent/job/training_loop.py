@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from pollux.agent.checkpoint.save_request import check_pickling
 from pollux.agent.data.step_shape import MicroBatch
 from pollux.agent.distributed.process_group import WrappedModel
 from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_batchnorm
@@ -62,7 +63,7 @@ class TrainingLoop:
         if member is not None:
             member.attach(self._elastic, parts.requests)
         if checkpointer is not None:
-            checkpointer.check_objects(parts.state.user_objects())
+            check_pickling(parts.state.user_objects())
         if member is not None and member.joins:
             member.join(self._elastic)
             continues = True

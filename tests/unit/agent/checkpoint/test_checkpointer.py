@@ -22,6 +22,8 @@ from pollux.agent.checkpoint import folder, host_buffers
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.manifest import FORMAT, MANIFEST_NAME, encode, read_manifest
 from pollux.agent.checkpoint.reader import load, parameter_signature, read_saved, tensor_layout
+from pollux.agent.checkpoint.save_request import check_pickling
+from pollux.agent.checkpoint.state import State
 from pollux.core.errors import (
     CheckpointDamaged,
     CheckpointMismatch,
@@ -62,7 +64,7 @@ def test_no_checkpoint_is_none(writer):
 
 def test_tied_tensors_come_back_tied(writer):
     weight = torch.randn(4)
-    writer.save(1, {"model.a": weight, "model.b": weight}, {}, {}, {}, wait=True)
+    writer.save(1, State({"model.a": weight, "model.b": weight}, {}, {}), {}, wait=True)
     fresh = load(newest(writer)).tensors
     assert fresh["model.a"] is fresh["model.b"]
     a, b = torch.empty(4), torch.empty(4)
@@ -77,7 +79,7 @@ def test_tied_tensors_come_back_tied(writer):
 def test_plain_dcp_loads_it_into_a_plain_module(writer):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    writer.save(1, tensors, {"scheduler": {"last_epoch": 3}}, {}, {}, wait=True)
+    writer.save(1, State(tensors, {"scheduler": {"last_epoch": 3}}, {}), {}, wait=True)
     other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     found: dict[str, Any] = {"model": other.state_dict(), "scheduler": None}
     with pytest.warns(UserWarning, match="single process"):
@@ -98,7 +100,7 @@ def test_what_changes_after_the_call_is_not_saved(writer, monkeypatch):
 
     monkeypatch.setattr(checkpointer_module, "write_files", write_later)
     tensors, user, values = state(1), {"list": [1]}, {"list": [1]}
-    writer.save(1, tensors, {"user": user}, values, {})
+    writer.save(1, State(tensors, {"user": user}, values), {})
     assert writer.busy
     tensors["model.weight"].fill_(99)
     user["list"].append(2)
@@ -121,7 +123,7 @@ def test_one_in_flight(writer, monkeypatch):
 
     monkeypatch.setattr(checkpointer_module, "write_files", write_watched)
     for step in range(5):
-        writer.save(step, state(step), {}, {}, {})
+        writer.save(step, State(state(step), {}, {}), {})
     writer.wait()
     assert running == [1] * 5
     assert newest(writer).manifest.step == 4
@@ -304,37 +306,39 @@ def test_parameters_that_are_not_finite_are_not_published(writer, value, caplog)
     put(writer, 1)
     bad = state(2)
     bad["model.weight"][1, 1] = value
-    writer.save(2, bad, {}, {}, {}, wait=True)
+    writer.save(2, State(bad, {}, {}), {}, wait=True)
     assert isinstance(writer.last_error, NonFiniteValue)
     assert "model.weight" in caplog.text
     assert "training goes on" in caplog.text
     assert names(writer) == {"step-0000000001"}
-    writer.save(2, bad, {}, {}, {}, wait=True, finite=())
+    writer.save(2, State(bad, {}, {}), {}, wait=True, finite=())
     assert writer.last_error is None
     assert newest(writer).manifest.step == 2
 
 
 def test_only_the_tensors_named_must_be_finite(writer):
     mask = torch.full((3, 3), float("-inf")).triu(1)
-    writer.save(1, {**state(1), "model.mask": mask}, {}, {}, {}, wait=True, finite={"model.weight", "model.gone"})
+    writer.save(
+        1, State({**state(1), "model.mask": mask}, {}, {}), {}, wait=True, finite={"model.weight", "model.gone"}
+    )
     assert writer.last_error is None
     assert torch.equal(load(newest(writer)).tensors["model.mask"], mask)
     bad = {**state(2), "model.mask": mask}
     bad["model.weight"][0, 0] = float("nan")
-    writer.save(2, bad, {}, {}, {}, wait=True, finite={"model.weight"})
+    writer.save(2, State(bad, {}, {}), {}, wait=True, finite={"model.weight"})
     assert isinstance(writer.last_error, NonFiniteValue)
     assert newest(writer).manifest.step == 1
 
 
 def test_a_tied_tensor_must_be_finite_under_either_name(writer):
     weight = torch.full((2,), float("nan"))
-    writer.save(1, {"model.a": weight, "model.b": weight}, {}, {}, {}, wait=True, finite={"model.b"})
+    writer.save(1, State({"model.a": weight, "model.b": weight}, {}, {}), {}, wait=True, finite={"model.b"})
     assert isinstance(writer.last_error, NonFiniteValue)
 
 
 def test_other_values_may_be_infinite(writer):
     tensors = {"optimizer.best": torch.tensor(float("inf")), "model.count": torch.tensor(3)}
-    writer.save(1, tensors, {}, {"bound": float("inf")}, {}, wait=True)
+    writer.save(1, State(tensors, {}, {"bound": float("inf")}), {}, wait=True)
     assert newest(writer).manifest.values == {"bound": float("inf")}
 
 
@@ -395,24 +399,24 @@ def test_every_file_and_both_folders_are_flushed_before_the_older_one_goes(tmp_p
 
 def test_an_object_that_cannot_be_pickled_is_refused_at_once_by_name(writer, caplog):
     bad = {"fine": {"list": [1]}, "user": {"hook": lambda: None}}
-    for call in (writer.check_objects, lambda objects: writer.save(1, state(1), objects, {}, {})):
+    for call in (check_pickling, lambda objects: writer.save(1, State(state(1), objects, {}), {})):
         with pytest.raises(InvalidInput, match=r"'user' of type dict cannot be pickled: .*lambda.*state_dict\(\)"):
             call(bad)
     assert not writer.busy
     assert names(writer) == set()
     assert caplog.text == "", "nothing was tried in the background"
-    writer.check_objects({"fine": {"list": [1], "tensor": torch.zeros(1000)}})
+    check_pickling({"fine": {"list": [1], "tensor": torch.zeros(1000)}})
     put(writer, 1)
     assert newest(writer).manifest.step == 1
 
 
 def test_wrong_calls_are_refused_at_once(writer):
     with pytest.raises(InvalidInput, match="value 'rng'"):
-        writer.save(1, state(1), {}, {"rng": torch.zeros(1)}, {})
+        writer.save(1, State(state(1), {}, {"rng": torch.zeros(1)}), {})
     with pytest.raises(InvalidInput, match=r"both tensor and object: model\.weight"):
-        writer.save(1, state(1), {"model.weight": 1}, {}, {})
+        writer.save(1, State(state(1), {"model.weight": 1}, {}), {})
     with pytest.raises(InvalidInput, match="step -1"):
-        writer.save(-1, state(1), {}, {}, {})
+        writer.save(-1, State(state(1), {}, {}), {})
     with pytest.raises(InvalidInput, match="keep is 0"):
         Checkpointer(writer.folder, keep=0)
     assert names(writer) == set()
@@ -499,6 +503,6 @@ def test_other_replicas_write_nothing_when_the_state_is_replicated(tmp_path):
         assert checkpointer.latest() is None
         checkpointer.drop_after(0)
         with pytest.raises(InvalidInput, match="'user' of type function"):
-            checkpointer.save(1, state(1), {"user": lambda: None}, {}, {})
+            checkpointer.save(1, State(state(1), {"user": lambda: None}, {}), {})
     assert not (tmp_path / "c").exists()
     assert not checkpointer._buffers._buffers

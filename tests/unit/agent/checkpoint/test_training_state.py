@@ -12,6 +12,7 @@ from torch import nn
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.manifest import require_same_signature
 from pollux.agent.checkpoint.reader import load
+from pollux.agent.checkpoint.state import State
 from pollux.agent.checkpoint.training_state import TrainingState, mixed_seed, read_rng, require_stateful, write_rng
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
@@ -198,11 +199,11 @@ def test_what_modules_keep_beside_tensors_goes_on_too(tmp_path, wrap):
 
     captured = state.own(state.rng_texts())
     checkpointer = Checkpointer(tmp_path / "c")
-    checkpointer.save(1, captured.tensors, captured.objects, captured.values, state.signature(), wait=True)
+    checkpointer.save(1, State(captured.tensors, captured.objects, captured.values), state.signature(), wait=True)
     assert isinstance(checkpointer.last_error, NonFiniteValue), "the mask, unless parameters alone are looked at"
     names = state.parameter_names()
     checkpointer.save(
-        1, captured.tensors, captured.objects, captured.values, state.signature(), wait=True, finite=names
+        1, State(captured.tensors, captured.objects, captured.values), state.signature(), wait=True, finite=names
     )
     saved = checkpointer.latest()
     assert saved is not None
@@ -218,7 +219,7 @@ def test_what_modules_keep_beside_tensors_goes_on_too(tmp_path, wrap):
 def test_plain_pytorch_finds_extra_state_under_its_own_name(tmp_path):
     captured = remembering(["a"], 2.5)[2].own(())
     checkpointer = Checkpointer(tmp_path / "c")
-    checkpointer.save(1, captured.tensors, captured.objects, captured.values, {}, wait=True, finite=())
+    checkpointer.save(1, State(captured.tensors, captured.objects, captured.values), {}, wait=True, finite=())
     checkpointer.close()
     other, model, _ = remembering(None)
     found = {f"model.{name}": value for name, value in model.state_dict().items()}

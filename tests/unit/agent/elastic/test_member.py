@@ -556,7 +556,7 @@ def test_the_folder_of_checkpoints_goes_to_whoever_is_replica_0(tmp_path):
     second.rebind(0, 1, None)
     closing = threading.Timer(0.1, first.close)
     closing.start()
-    second.save(1, {"model.w": torch.ones(2)}, {}, {}, {}, wait=True)
+    second.save(1, State({"model.w": torch.ones(2)}, {}, {}), {}, wait=True)
     closing.join()
     assert second.last_error is None
     assert second.latest().manifest.step == 1

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 import pollux
 from pollux.agent import initialize
 from pollux.agent.checkpoint.checkpointer import Checkpointer
+from pollux.agent.checkpoint.state import State
 from pollux.core.errors import InvalidInput
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ENOENT)
@@ -217,7 +218,7 @@ def test_a_checkpoint_that_somebody_waits_for_is_tried_again(tmp_path):
     checkpointer = Checkpointer(tmp_path / "saved")
     failures = iter([errno.ENOSPC, errno.EIO])
     with failing(tmp_path, lambda number: next(failures, 0)):
-        checkpointer.save(1, {"model.w": torch.ones(2)}, {}, {}, {}, wait=True)
+        checkpointer.save(1, State({"model.w": torch.ones(2)}, {}, {}), {}, wait=True)
     assert checkpointer.last_error is None
     assert checkpointer.last_saved is not None
     checkpointer.close()
