@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 import weakref
 from pathlib import Path
 
@@ -55,8 +56,11 @@ def refuse_network(path: Path) -> None:
 def private_file(path: Path) -> None:
     """Make the file if it does not exist, readable by its owner only, with its name on the disk."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            # SQLite would wait for ever for the other end of a pipe.
+            raise StoreFailed(f"{path} is no plain file: move it away, and restore a backup")
         os.fchmod(handle, 0o600)
     finally:
         os.close(handle)

@@ -46,7 +46,7 @@ def event_from_text(text: str, where: str) -> Event:
     """The fact of a line; StoreFailed if it cannot be read, since later facts depend on it."""
     try:
         return decode(json.loads(text))
-    except (ValueError, InvalidInput) as error:
+    except (ValueError, RecursionError, InvalidInput) as error:
         raise StoreFailed(f"{where} cannot be read: {error}; restore a backup") from error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pollux.core.errors import StoreFailed
 from pollux.store._event_rows import event_from_text
-from pollux.store.sqlite import fact_digest, whole_snapshot
+from pollux.store.sqlite import is_unchanged, whole_snapshot
 
 __all__ = ["StoreState", "inspect_store"]
 
@@ -32,6 +32,8 @@ def inspect_store(path: Path) -> StoreState:
     """Read every fact and every snapshot of the log in that file; StoreFailed if it cannot be opened or read."""
     if not path.exists():
         raise StoreFailed(f"{path} does not exist: start a service with 'pollux up', or restore a backup")
+    if not path.is_file():
+        raise StoreFailed(f"{path} is no plain file: move it away, and restore a backup")
     faults: list[str] = []
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -70,8 +72,10 @@ def _facts(connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:
         except StoreFailed as error:
             yield revision, str(error)
         else:
-            whole = known is None or known == fact_digest(revision, at, text)
-            yield revision, "" if whole else f"fact {revision} has changed since it was written"
+            yield (
+                revision,
+                "" if is_unchanged(revision, at, text, known) else f"fact {revision} has changed since it was written",
+            )
 
 
 def _snapshots(connection: sqlite3.Connection) -> tuple[tuple[int, ...], tuple[int, ...]]:

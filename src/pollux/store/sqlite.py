@@ -19,7 +19,7 @@ from pollux.store._database_file import private_file
 from pollux.store._event_rows import check_saved, event_from_text, event_to_text, state_to_text
 from pollux.store.protocol import SavedState
 
-__all__ = ["SqliteStore", "fact_digest", "whole_snapshot"]
+__all__ = ["SqliteStore", "fact_digest", "is_unchanged", "whole_snapshot"]
 
 _STEPS = (
     """
@@ -73,7 +73,8 @@ class SqliteStore:
         beside = self._path.with_name(f"{self._path.name}.id")
         identity = self.setting(_IDENTITY)
         with self._database.plain_errors():
-            known = beside.read_text(encoding="utf-8").strip() if beside.exists() else None
+            # Whatever lies there instead of an identity is another one; a pipe would never end.
+            known = beside.read_text(encoding="utf-8", errors="replace").strip() if beside.is_file() else None
             if identity is None and self._revision == 0 and known is not None:
                 raise StoreFailed(
                     f"{self._path}: the log of this cluster was here and is gone, or is empty; restore a backup, "
@@ -135,7 +136,7 @@ class SqliteStore:
             text = body.decode()
         except UnicodeDecodeError as error:
             raise StoreFailed(f"{where} cannot be read: {error}; restore a backup") from error
-        if digest is not None and digest != fact_digest(revision, at, text):
+        if not is_unchanged(revision, at, text, digest):
             raise StoreFailed(f"{where} has changed since it was written: its checksum differs; restore a backup")
         return event_from_text(text, where)
 
@@ -232,6 +233,11 @@ def whole_snapshot(revision: int, digest: str, state: bytes) -> str | None:
 def fact_digest(revision: int, at: float, body: str) -> str:
     """The checksum of a fact's number, time and text."""
     return hashlib.sha256(f"{revision}\n{float(at)!r}\n{body}".encode()).hexdigest()[:32]
+
+
+def is_unchanged(revision: int, at: object, body: str, digest: str | None) -> bool:
+    """Whether a fact has its checksum; one of before there were any has none."""
+    return digest is None or (isinstance(at, int | float) and digest == fact_digest(revision, at, body))
 
 
 def _digest(revision: int, text: str) -> str:

@@ -99,7 +99,7 @@ class SqliteTelemetry:
         """A measurement; None if it is damaged, with one warning for all of them."""
         try:
             values = json.loads(body)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             values = None
         if isinstance(values, dict) and isinstance(at, float | int):
             return TelemetryRow(job_id, float(at), kind, values)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -63,6 +64,11 @@ def test_the_snapshot_before_it_is_used_whatever_the_newest_has_become(path, sta
         ),
         ("UPDATE events SET at = at + 1 WHERE revision = 2", "fact 2 has changed since it was written"),
         ("UPDATE events SET body = CAST(x'ff' AS TEXT) WHERE revision = 2", "fact 2 cannot be read"),
+        ("UPDATE events SET at = 'x' WHERE revision = 2", "fact 2 has changed since it was written"),
+        (
+            "UPDATE events SET body = replace(hex(zeroblob(100000)), '0', '['), digest = NULL WHERE revision = 2",
+            "fact 2 cannot be read",
+        ),
         ("UPDATE events SET revision = 20 WHERE revision = 2", "the facts 9 to 19 are missing|fact 2 is missing"),
     ],
 )
@@ -122,6 +128,35 @@ def test_a_store_that_was_there_and_is_gone_is_no_new_cluster(path, lost):
     assert whole_of(path) == (None, [])
 
 
+@pytest.mark.parametrize("name", ["store.sqlite", "telemetry.sqlite"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])
+def test_what_is_no_file_in_the_place_of_one_is_refused(path, name, make):
+    """A pipe would hold the start up for ever."""
+    place = path.with_name(name)
+    place.unlink(missing_ok=True)
+    make(place)
+    with pytest.raises(StoreFailed, match=name):
+        (open_store if name == "store.sqlite" else open_telemetry)(place)
+    if name == "store.sqlite":
+        with pytest.raises(StoreFailed, match="plain file"):
+            inspect_store(place)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\0", b"hello", b""])
+def test_another_identity_beside_a_store_that_is_whole_is_told(path, content, caplog):
+    path.with_name("store.sqlite.id").write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert len(whole_of(path)[1]) == 8
+    assert "another cluster" in caplog.text
+
+
+def test_a_pipe_beside_a_store_holds_nothing_up(path):
+    path.with_name("store.sqlite.id").unlink()
+    os.mkfifo(path.with_name("store.sqlite.id"))
+    with pytest.raises(StoreFailed, match="plain file"):
+        whole_of(path)
+
+
 def test_reading_goes_on_while_the_log_is_trimmed(path, monkeypatch):
     from pollux.store import sqlite
 
@@ -146,7 +181,9 @@ def test_damaged_measurements_stop_nothing(tmp_path, content, caplog):
     assert [each.read_bytes() for each in aside] == [content]
 
 
-@pytest.mark.parametrize("body", ["CAST(x'ff' AS TEXT)", "'{'", "'[1]'", "'7'", "x'00'"])
+@pytest.mark.parametrize(
+    "body", ["CAST(x'ff' AS TEXT)", "'{'", "'[1]'", "'7'", "x'00'", "replace(hex(zeroblob(100000)), '0', '[')"]
+)
 def test_a_damaged_measurement_is_left_out(tmp_path, body, caplog):
     path = tmp_path / "telemetry.sqlite"
     with closing(open_telemetry(path)) as telemetry:
