@@ -1,6 +1,6 @@
 # Everything people and CI run. Each target works on a fresh clone: it makes .venv first where needed.
 .DEFAULT_GOAL := help
-.PHONY: setup fix check test test-ray test-main test-slurm test-browser test-slurm-then-browser test-long test-environments test-faults test-loaded test-gpu bare-machine bench docs demo clean help
+.PHONY: setup fix check test test-ray test-main test-slurm test-browser test-slurm-then-browser test-long test-environments test-faults soak test-loaded test-gpu bare-machine bench docs demo clean help
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -78,6 +78,10 @@ test-faults: setup  ## the long set of kills, stops, resumes and strange request
 	OMP_NUM_THREADS=1 POLLUX_SCHEMA_EXAMPLES=200 $(BIN)/pytest -n 2 --force-reruns 0 -m 'not gpu' \
 		--events $(EVENTS) $(if $(SEED),--seed $(SEED)) tests/faults tests/integration/service/test_schema.py \
 		tests/integration/service/test_random_sequences.py
+
+soak: setup  ## preemptions and kills of the service in turns, MINUTES=60 or EVENTS=500 notices; goes on where it stopped
+	$(BIN)/python tools/soak.py $(if $(filter file,$(origin EVENTS)),,--events $(EVENTS)) $(if $(MINUTES),--minutes $(MINUTES)) \
+		$(if $(SEED),--seed $(SEED))
 
 test-loaded: setup  ## the whole test suite while other work loads every core and the disk; one more line of a table that lasts
 	$(BIN)/python tools/loaded_tests.py $(if $(RUNS),--runs $(RUNS))
