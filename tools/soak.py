@@ -1,8 +1,8 @@
 """Preemptions and storms for a long time: `make soak`, `make soak MINUTES=60 EVENTS=500 SEED=7`.
 
 Runs tests of `tests/faults` in turns, each turn with a seed of its own, until so many notices of preemption were given,
-or the minutes are over. What is done is kept in `build/soak/state.json`: the next call goes on there, and begins anew once
-all is done. Prints each seed, and ends with 1 where a turn failed.
+or the minutes are over. What is done is kept in `build/soak/state.json`: the next call goes on there, and begins anew
+once all is done. Prints each seed, and ends with 1 where a turn failed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> int:
         events, paths = TURNS[state["turns"] % len(TURNS)]
         seed = state["seed"] + state["turns"]
         print(f"soak: turn {state['turns']}, seed {seed}, {events} events: {' '.join(paths)}", flush=True)
-        if (code := run(events, seed, paths)) != 0:
+        if run(events, seed, paths) != 0:
             print(f"soak: failed with seed {seed}; --seed {seed} --events {events} gives the same moments again")
             return 1
         state["notices"] += events if state["turns"] % len(TURNS) == 0 else 0
