@@ -21,7 +21,7 @@ STATE = ROOT / "build" / "soak" / "state.json"
 # Events of one turn, and the tests: notices of every kind on every backend, and clients that go on while services die.
 TURNS = (
     (50, ("tests/faults/test_preemptions.py",)),
-    (10, ("tests/faults/test_service_kills.py", "tests/faults/test_store_kills.py")),
+    (10, ("tests/faults/test_storm.py", "tests/faults/test_service_kills.py", "tests/faults/test_store_kills.py")),
 )
 
 
