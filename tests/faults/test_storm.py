@@ -58,7 +58,7 @@ class Storm:
         self.cancelled = set()
         self.lock = threading.Lock()
         self.over = threading.Event()
-        self.refusals = Counter()
+        self.refusals: Counter[str] = Counter()
         self.engine = self.new_engine()
 
     def new_engine(self):
