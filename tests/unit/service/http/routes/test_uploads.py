@@ -1,5 +1,4 @@
 import base64
-import time
 
 import pytest
 from starlette.testclient import TestClient
@@ -71,7 +70,6 @@ def test_the_folder_of_a_job_counts_as_used_until_its_end(world, tmp_path):
     result_of(world.engine.cancel(done))
     world.after(100.0)
     ended = world.engine.views.board.get(done).record.ended_at
-    before = time.time()
     (_, now), (folder, at) = _folders_in_use(world.engine)
     assert (folder, at) == (str(tmp_path), ended)
-    assert now >= before, running
+    assert now == world.clock.time, running
