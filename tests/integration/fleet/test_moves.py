@@ -84,7 +84,7 @@ def test_who_comes_waits_until_another_job_has_left_its_places(make_run, tmp_pat
 
 
 def test_two_jobs_that_change_places_come_about_by_one_restart(make_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(changes, "_TANGLED_SECONDS", 0.3)
+    monkeypatch.setattr(changes, "_DEADLOCK_SECONDS", 0.3)
     run = make_run(epochs=EPOCHS)
     other = Other(run, tmp_path / "other")
     run.train_on({"n0": 2})

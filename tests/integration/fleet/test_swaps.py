@@ -31,7 +31,7 @@ class Other:
 
 
 def test_changes_that_wait_for_one_another_come_about(make_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(changes, "_TANGLED_SECONDS", 0.3)
+    monkeypatch.setattr(changes, "_DEADLOCK_SECONDS", 0.3)
     run = make_run(epochs=EPOCHS)
     other = Other(run, tmp_path / "other")
     run.train_on({"n0": 1, "n1": 1})
