@@ -176,10 +176,6 @@ class Listener:
                 self._no_room(error)
                 return
             peer = self._peers.come(str(address[0]))
-            if peer is None:
-                _log.warning("all %d connections are in use: a new one was refused", len(self._peers))
-                connection.close()
-                continue
             connection.setblocking(False)
             if self._ssl is None:
                 self._room.enter(connection, peer)

@@ -73,7 +73,8 @@ class Peer:
 class Peers:
     """All that are connected. Where there are too many the oldest stranger goes, of the address that has most of them.
 
-    Who sends a request at once shows its token long before that is its turn, however many others only connect.
+    Who sends a request at once shows its token long before that is its turn, however many others only connect. Where
+    there are no strangers an idle connection goes, and else the oldest: a stream of events, whose reader comes again.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -86,12 +87,12 @@ class Peers:
     def __len__(self) -> int:
         return self.num_strangers + len(self._known)
 
-    def come(self, address: str) -> Peer | None:
-        """Somebody new; None where there is no room, since all others work with what they asked for."""
+    def come(self, address: str) -> Peer:
+        """Somebody new, for whom another goes where there is no room."""
         if self.num_strangers >= self._limits.most_strangers:
             self.drop_a_stranger()
-        elif len(self) >= self._limits.most and not (self.drop_a_stranger() or self._drop_an_idle_one()):
-            return None
+        elif len(self) >= self._limits.most and not self.drop_a_stranger():
+            self._drop(next((peer for peer in self._known if peer.is_idle), next(iter(self._known))))
         peer = Peer(self, address)
         self._strangers.setdefault(address, {})[peer] = None
         self.num_strangers += 1
@@ -115,12 +116,6 @@ class Peers:
         most = max(self._strangers.values(), key=len)
         self._drop(next(iter(most)))
         return True
-
-    def _drop_an_idle_one(self) -> bool:
-        found = next((peer for peer in self._known if peer.is_idle), None)
-        if found is not None:
-            self._drop(found)
-        return found is not None
 
     def _drop(self, peer: Peer) -> None:
         self.leave(peer)

@@ -305,3 +305,18 @@ def test_headers_too_long_are_refused(run):
 
 def test_who_is_slow_is_told_so(run):
     assert everything(run(SOON).connect(b"GET / HTTP/1.1\r\n")).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+
+def test_who_follows_the_events_many_times_keeps_no_agent_out(run, world):
+    """A viewer changes nothing, and stops nothing either: the oldest of its streams goes."""
+    running = run(ConnectionLimits(most=6, most_strangers=6))
+    asked = (
+        f"GET /v1/events HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {world.tokens.viewer}\r\n\r\n".encode()
+    )
+    streams = []
+    for _ in range(12):
+        streams.append(running.connect(asked))
+        assert streams[-1].recv(12) == b"HTTP/1.1 200"
+        assert running.ask() == 200
+    assert len(running.server.peers) <= 6
+    assert b"hello" in everything(streams[0])

@@ -13,8 +13,7 @@ def people(most=8, most_strangers=4):
 
 def come(peers, address, gone):
     peer = peers.come(address)
-    if peer is not None:
-        peer.drop = lambda: gone.append(peer)
+    peer.drop = lambda: gone.append(peer)
     return peer
 
 
@@ -35,17 +34,20 @@ def test_the_oldest_stranger_of_the_address_that_has_most_goes():
     assert (peers.num_strangers, len(peers)) == (3, 4)
 
 
-def test_where_all_are_known_an_idle_one_goes_and_else_the_new_one():
+def test_where_all_are_known_an_idle_one_goes_and_else_the_oldest():
     peers = people(most=2)
     gone: list[Peer] = []
     first, second = (come(peers, "near", gone) for _ in range(2))
     for peer in (first, second):
         peer.know()
         peer.is_idle = False
-    assert come(peers, "near", gone) is None
     second.is_idle = True
-    assert come(peers, "near", gone) is not None
+    third = come(peers, "near", gone)
     assert gone == [second]
+    third.know()
+    third.is_idle = False
+    come(peers, "near", gone)
+    assert gone == [second, first]
 
 
 @given(st.lists(st.tuples(st.sampled_from("ckl"), st.integers(0, 5)), max_size=200))
@@ -59,9 +61,8 @@ def test_there_are_never_more_than_allowed_and_nobody_is_counted_twice(steps):
     for step, number in steps:
         if step == "c":
             peer = peers.come(str(number))
-            if peer is not None:
-                there.append(peer)
-                peer.drop = lambda peer=peer: drop(peer)
+            there.append(peer)
+            peer.drop = lambda peer=peer: drop(peer)
         elif there:
             peer = there[number % len(there)]
             if step == "k":
