@@ -25,6 +25,7 @@ import torch.distributed.checkpoint as dcp
 
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.reader import parameter_signature
+from pollux.agent.checkpoint.state import State
 
 REPEATS = 10
 LAYERS = 24
@@ -80,7 +81,7 @@ def measure(quick: bool, seed: int, device: str = "cpu") -> dict[str, Any]:
         for turn in range(3 if quick else REPEATS):
             plain.append(seconds(lambda: plain_save(tensors, folder / "plain")))
             shutil.rmtree(folder / "plain")
-            save = partial(checkpointer.save, tensors=tensors, objects={}, values={"turn": turn}, signature=signature)
+            save = partial(checkpointer.save, state=State(tensors, values={"turn": turn}), signature=signature)
             waited.append(seconds(partial(save, 2 * turn, wait=True)))
             alone = compute_seconds(lambda: True, 1000, device)
             pauses.append(seconds(partial(save, 2 * turn + 1)))
