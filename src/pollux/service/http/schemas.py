@@ -10,7 +10,14 @@ from pydantic import TypeAdapter
 
 from pollux.controller.state.costs import LIVE_KINDS, RESTART
 from pollux.storage.address import PACKAGES
-from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, Report, ReportReply
+from pollux.wire.report import (
+    LARGEST_BATCH,
+    LARGEST_NUMBER,
+    LARGEST_SECONDS,
+    MOST_ERROR_CHARACTERS,
+    Report,
+    ReportReply,
+)
 from pollux.wire.status import Eta, JobStatus, NodeStatus, Plan, QueueStatus, ReasonStatus, ServiceStatus
 
 __all__ = ["COMPONENTS", "ID_PATTERN", "NAME_PATTERN", "components", "listed", "only", "ref"]
@@ -157,6 +164,7 @@ def components() -> dict[str, Any]:
         found[name] = _strict(found[name])
     found["Report"]["properties"]["version"] = {"const": 1}
     found["Report"]["properties"]["resize_kind"]["enum"] = ["", RESTART, *LIVE_KINDS]
+    found["Report"]["properties"]["checkpoint_error"]["maxLength"] = MOST_ERROR_CHARACTERS
     model = found["ModelReport"]["properties"]
     seconds = {"type": "number", "minimum": 0, "maximum": LARGEST_SECONDS}
     model["parameters"] |= {"minItems": 7, "maxItems": 7, "items": seconds}

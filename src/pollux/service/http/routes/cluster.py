@@ -212,11 +212,11 @@ def cluster_operations(stop: Callable[[AtStop], None]) -> tuple[Operation, ...]:
         Operation(
             "POST", "/v1/nodes/{node}/set-aside", "set_node_aside",
             "Place nothing new on a node; what runs there stays.", _set_aside, ref("NodeStatus"),
-            takes=only({}, {"why": {"type": "string", "maxLength": _MOST_WORDS}}),
+            takes=only({}, {"why": {"type": "string", "maxLength": _MOST_WORDS}}), errors=(404, 422),
         ),
         Operation(
             "POST", "/v1/nodes/{node}/take-back", "take_node_back", "Use a node again that was set aside.",
-            _take_back, ref("NodeStatus"),
+            _take_back, ref("NodeStatus"), errors=(404, 409, 422),
         ),
         Operation(
             "GET", "/v1/policies", "list_policies", "Policies, and which of them can run a real cluster.", _policies,
