@@ -61,6 +61,8 @@ def _check_job(snapshot: Snapshot, job: JobView, old: Placement, new: Placement)
             return
         if not new:
             yield Violation("preemptible", job.id, f"job '{job.id}' is not preemptible and was stopped")
+    if new.shared and not limits.shares_gpus:
+        yield Violation("shared", job.id, f"job '{job.id}' shares no GPUs and got halves of {new.num_gpus}")
     if new:
         yield from _check_size(job, new)
         yield from _check_node_use(snapshot, job, old, new)
@@ -105,13 +107,23 @@ def _check_node_use(snapshot: Snapshot, job: JobView, old: Placement, new: Place
 class _Load:
     """The resources that jobs hold on one node."""
 
-    __slots__ = ("cpus", "gpus", "memory_bytes")
+    __slots__ = ("cpus", "halves", "memory_bytes", "most_halves", "whole")
 
     def __init__(self) -> None:
-        self.gpus, self.cpus, self.memory_bytes = 0, 0.0, 0.0
+        self.whole, self.halves, self.most_halves = 0, 0, 0
+        self.cpus, self.memory_bytes = 0.0, 0.0
 
-    def add(self, count: int, limits: JobLimits) -> None:
-        self.gpus += count
+    @property
+    def gpus(self) -> int:
+        """GPUs in use: halves of two jobs fit on one, those of the same job do not."""
+        return self.whole + max((self.halves + 1) // 2, self.most_halves)
+
+    def add(self, count: int, limits: JobLimits, shared: bool) -> None:
+        if shared:
+            self.halves += count
+            self.most_halves = max(self.most_halves, count)
+        else:
+            self.whole += count
         self.cpus += count * limits.cpus_per_gpu
         self.memory_bytes += count * limits.memory_bytes_per_gpu
 
@@ -130,9 +142,9 @@ def _check_nodes(snapshot: Snapshot, decision: Decision, jobs: dict[str, JobView
         limits = JobLimits() if job is None else job.limits
         stays = job is not None and _stays(snapshot, job, placement)
         for node_id, count in placement.shares:
-            held[node_id].add(count, limits)
+            held[node_id].add(count, limits, placement.shared)
             if stays:
-                staying[node_id].add(count, limits)
+                staying[node_id].add(count, limits, placement.shared)
     for node_id, load in held.items():
         node = snapshot.cluster.by_id.get(node_id)
         if node is not None:

@@ -48,7 +48,7 @@ class JobLimits:
 
     Empty `gpu_types` mean any type, else see `takes_type`; a job runs on one type at a time unless `mixed_types`. A
     *pinned* job keeps its first placement. A job that is not `preemptible` may be resized, but never stopped. CPUs and
-    memory are per GPU.
+    memory are per GPU. A job that `shares_gpus` may have another one on its GPUs.
     """
 
     min_gpus: int = 1
@@ -60,6 +60,7 @@ class JobLimits:
     memory_bytes_per_gpu: float = 0.0
     preemptible: bool = True
     pinned: bool = False
+    shares_gpus: bool = False
 
     def __post_init__(self) -> None:
         if self.min_gpus < 1:
@@ -104,6 +105,11 @@ class JobView:
     `requested_gpus` is what its user asked for (rigid policies use it). `largest_gpus` is the most replicas
     it ever ran with. `remaining` is in useful samples (the unit of goodput), `None` when unknown.
     `resize_cost_seconds` is how long it pauses when its placement changes. `weight` is its priority.
+
+    Jobs of one `group`, such as the trials of a search, are one claimant. A job should end by its `deadline`, a time on
+    the driver's clock. `loss_history` has the last losses it reported, oldest first, each after the useful samples it
+    had by then. `utilization` is the share of a step in which its GPUs compute, `memory_bytes` the most memory that one
+    of them holds. Empty or None: unknown.
     """
 
     id: str
@@ -119,6 +125,11 @@ class JobView:
     goodput: GoodputFunction | None = field(default=None, compare=False)
     remaining: float | None = None
     kind: str = ""
+    group: str = ""
+    deadline: float | None = None
+    loss_history: tuple[tuple[float, float], ...] = ()
+    utilization: float | None = None
+    memory_bytes: float | None = None
     prior: Prior | None = field(default=None, compare=False)
     crashes: int = 0
     oracle: FixedBatchOracle | None = field(default=None, compare=False)
@@ -126,9 +137,11 @@ class JobView:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight > 0):
             raise InvalidInput(f"job '{self.id}': weight is {self.weight}; give a finite number above 0")
-        for name in ("attained_gpu_seconds", "resize_cost_seconds", "remaining"):
+        for name in ("attained_gpu_seconds", "resize_cost_seconds", "remaining", "utilization", "memory_bytes"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InvalidInput(f"job '{self.id}': {name} is {value}; give a finite number, 0 or more")
+        if self.deadline is not None and not math.isfinite(self.deadline):
+            raise InvalidInput(f"job '{self.id}': deadline is {self.deadline}; give a finite time, or none")
         if self.requested_gpus < 1:
             raise InvalidInput(f"job '{self.id}': requested_gpus is {self.requested_gpus}; give at least 1")

@@ -15,10 +15,12 @@ class Placement:
     """GPUs by node, in the order in which replicas are numbered.
 
     Two placements are equal when their ordered shares are: the published simulation compares ordered lists
-    of nodes, and step times depend on the order where nodes hold different counts.
+    of nodes, and step times depend on the order where nodes hold different counts. A `shared` placement holds half of
+    each of its GPUs: another shared one may have the other halves.
     """
 
     shares: tuple[tuple[str, int], ...] = ()
+    shared: bool = False
     num_gpus: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -29,6 +31,8 @@ class Placement:
             total += count
         if len(self.shares) > 1 and len({node for node, _ in self.shares}) != len(self.shares):
             raise InvalidInput(f"placement {self.shares} names a node twice; add its GPUs up")
+        if self.shared and not self.shares:
+            raise InvalidInput("placement holds nothing and is shared; leave shared out")
         object.__setattr__(self, "num_gpus", total)
 
     @classmethod
@@ -62,7 +66,8 @@ class Placement:
         return bool(self.shares)
 
     def __str__(self) -> str:
-        return " ".join(f"{node}:{count}" for node, count in self.shares) or "nowhere"
+        sign = "/2" if self.shared else ""
+        return " ".join(f"{node}:{count}{sign}" for node, count in self.shares) or "nowhere"
 
 
 NOWHERE = Placement()

@@ -61,8 +61,9 @@ class Decision:
 class Policy(Protocol):
     """A pure function from snapshot to decision: same snapshot, same decision.
 
-    `needs` names the optional fields of `JobView` (`goodput`, `oracle`, `remaining`) without which it cannot work;
-    a driver that cannot fill one refuses the policy at set-up. Others it may read where they are filled.
+    `needs` names the optional fields of `JobView` (`goodput`, `oracle`, `remaining`, `prior`, `kind`, `group`,
+    `deadline`, `loss_history`, `utilization`, `memory_bytes`) without which it cannot work; a driver that cannot fill
+    one refuses the policy at set-up. Others it may read where they are filled.
     `batch` says whether jobs adapt their batch under it.
     """
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, get_args
 
 from pollux.core.errors import InvalidInput, choices
@@ -29,6 +30,8 @@ _MAX_RETRIES = 100
 _MAX_GRACE_SECONDS = 3600.0
 _MAX_CPUS = 100_000.0
 _SHORTEST_SECONDS = 1.0
+# The year 5138; beyond it, numbers are no seconds since 1970.
+_LATEST = 1e11
 
 
 def is_job_name(name: str) -> bool:
@@ -181,6 +184,22 @@ def _queue(entry: Entry) -> dict[str, Any]:
     return {"queue": _matching(entry, _NAME, _NAME_REMEDY)}
 
 
+def _deadline(entry: Entry) -> dict[str, Any]:
+    remedy = "give a date and time with its zone, such as 2030-01-31T18:00:00+01:00, or seconds since 1970"
+    value = entry.value
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            entry.refuse(remedy)
+        if moment.tzinfo is None:
+            entry.refuse(remedy)
+        value = moment.timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < _LATEST:
+        entry.refuse(remedy)
+    return {"deadline": float(value)}
+
+
 def _retries(entry: Entry) -> dict[str, Any]:
     return {"retries": entry.integer(0, _MAX_RETRIES, f"give a number from 0 to {_MAX_RETRIES}")}
 
@@ -199,4 +218,6 @@ READERS: Mapping[str, Callable[[Entry], dict[str, Any]]] = {
     "retries": _retries,
     "grace": lambda entry: {"grace_seconds": _duration(entry, high=_MAX_GRACE_SECONDS)},
     "on_resize": lambda entry: _choice(entry, get_args(OnResize)),
+    "group": lambda entry: {"group": _matching(entry, _NAME, _NAME_REMEDY)},
+    "deadline": _deadline,
 }

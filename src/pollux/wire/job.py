@@ -66,6 +66,7 @@ class CheckpointRequest:
 class JobRequest:
     """A job as it is submitted. `run` is the command and its arguments; `workdir` is absolute.
 
+    Jobs of one `group` are one claimant. `deadline` is when it should have ended, in seconds since 1970.
     `preemptible` None means: elastic jobs are, rigid ones (`on_resize` `never`, or one number of GPUs) are not.
     """
 
@@ -86,6 +87,8 @@ class JobRequest:
     grace_seconds: float = 60.0
     on_resize: OnResize | None = None
     checkpoint: CheckpointRequest = field(default_factory=CheckpointRequest)
+    group: str = ""
+    deadline: float | None = None
 
     @property
     def is_rigid(self) -> bool:

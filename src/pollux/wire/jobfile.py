@@ -46,6 +46,8 @@ JOB_KEYS = (
     "grace",
     "on_resize",
     "checkpoint",
+    "group",
+    "deadline",
 )
 """Every key of a job file; only `run` is required."""
 
@@ -108,6 +110,8 @@ def job_to_mapping(request: JobRequest) -> dict[str, Any]:
         "retries": request.retries,
         "grace": request.grace_seconds,
         "on_resize": request.on_resize,
+        "group": request.group or None,
+        "deadline": request.deadline,
         "checkpoint": _given(
             dir=request.checkpoint.dir, every=request.checkpoint.every_seconds, keep=request.checkpoint.keep
         ),

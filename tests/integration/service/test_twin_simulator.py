@@ -86,7 +86,9 @@ def make_workload(seed: int, num_gpus: int, adaptive: bool) -> Workload:
         kind = random_.choice(["quick", "quick", "usual", "usual", "heavy"])
         limits = APPLICATIONS[kind].limits
         batch = limits.maximum if adaptive else random_.choice([limits.initial, 2 * limits.initial])
-        jobs.append(WorkloadJob(f"{kind}-{number}", at, kind, min(batch // limits.local_min, num_gpus), batch))
+        claims: dict[str, Any] = {"group": "search", "deadline": at + 9000.0} if number % 3 == 0 else {}
+        gpus = min(batch // limits.local_min, num_gpus)
+        jobs.append(WorkloadJob(f"{kind}-{number}", at, kind, gpus, batch, **claims))
         # Some come while the gap after the decision on the last one is not over.
         at += random_.choice([random_.uniform(0.2, 0.9), random_.expovariate(1 / 60.0)])
     return Workload(f"twin-{seed}", tuple(jobs))
@@ -114,7 +116,8 @@ def _told(fact: Event, job_id: str) -> tuple[Any, ...] | None:
     if isinstance(fact, JobSubmitted) and fact.spec.id == job_id:
         spec = fact.spec
         limits = replace(spec.limits, max_nodes=None)
-        return "submitted", fact.at, limits, spec.requested_gpus, spec.weight, spec.resize_cost_seconds
+        claims = spec.group, spec.deadline
+        return "submitted", fact.at, limits, spec.requested_gpus, spec.weight, spec.resize_cost_seconds, claims
     if getattr(fact, "job_id", "") != job_id:
         return None
     if isinstance(fact, JobRunning):
@@ -339,7 +342,10 @@ class Execution:
         self.jobs[request.name] = SimulatedJob(request.name, application, batching, rounds, clock=request.time)
         folder = str(self.service.home)
         run = ("sleep", "1")
-        self.service.submit(Submission(request.name, run, 1, request.num_gpus, workdir=folder, on_resize="live"))
+        claims: dict[str, Any] = {"group": request.group, "deadline": request.deadline}
+        self.service.submit(
+            Submission(request.name, run, 1, request.num_gpus, workdir=folder, on_resize="live", **claims)
+        )
 
     def _start(self, job_id: str) -> None:
         del self.up_at[job_id]

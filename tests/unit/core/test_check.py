@@ -2,7 +2,7 @@
 
 import pytest
 
-from pollux.core import Cluster, Decision, JobView, Node, Queue, Snapshot, check
+from pollux.core import Cluster, Decision, JobLimits, JobView, Node, Placement, Queue, Snapshot, check
 from pollux.testing import cluster, job, place, snapshot
 
 
@@ -179,3 +179,31 @@ def test_all_violations_are_told_with_their_numbers():
         "job 'b' got 5 GPUs, above its maximum 4",
         "node 'n0' has 4 GPUs and was given 5",
     ]
+
+
+def test_two_jobs_may_share_gpus_where_both_allow_it():
+    cluster = Cluster.uniform(1, 2)
+    sharing = JobLimits(shares_gpus=True)
+    jobs = (JobView("a", 0.0, sharing), JobView("b", 0.0, sharing), JobView("c", 0.0))
+    halves = Placement((("node-0", 2),), shared=True)
+
+    def rules(**allocation):
+        return [violation.rule for violation in check(Snapshot(1, 0.0, cluster, jobs), Decision(allocation))]
+
+    assert rules(a=halves, b=halves) == []
+    assert rules(a=halves, c=halves) == ["shared"]
+    # One whole GPU for another job leaves one GPU for two halves, of two jobs.
+    one = Placement((("node-0", 1),), shared=True)
+    assert rules(a=one, b=one, c=Placement((("node-0", 1),))) == []
+    assert rules(a=halves, b=one, c=Placement((("node-0", 1),))) == ["gpus"]
+    assert str(one) == "node-0:1/2"
+    assert one != Placement((("node-0", 1),))
+
+
+def test_three_halves_need_two_gpus():
+    cluster = Cluster.uniform(1, 1)
+    jobs = tuple(JobView(name, 0.0, JobLimits(shares_gpus=True)) for name in "abc")
+    half = Placement((("node-0", 1),), shared=True)
+    two, three = Decision({"a": half, "b": half}), Decision({"a": half, "b": half, "c": half})
+    assert check(Snapshot(1, 0.0, cluster, jobs), two) == ()
+    assert [violation.rule for violation in check(Snapshot(1, 0.0, cluster, jobs), three)] == ["gpus"]

@@ -45,6 +45,8 @@ retries: 5
 grace: 90s
 on_resize: live
 checkpoint: {dir: ./ckpt, every: 10min, keep: 2}
+group: search
+deadline: 1900000000
 """
 
 
@@ -91,6 +93,8 @@ def test_every_key(tmp_path):
         grace_seconds=90.0,
         on_resize="live",
         checkpoint=CheckpointRequest(f"{folder}/ckpt", 600.0, 2),
+        group="search",
+        deadline=1.9e9,
     )
     assert [line.partition(":")[0] for line in EVERY_KEY.splitlines()] == list(JOB_KEYS)
 

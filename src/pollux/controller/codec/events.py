@@ -197,13 +197,15 @@ def _read_number(value: Any) -> float:
     return _INFINITIES[value] if isinstance(value, str) and value in _INFINITIES else read_number(value)
 
 
-def _write_placement(value: Placement, depth: int) -> list[Any]:
-    return [[node, int(count)] for node, count in value.shares]
+def _write_placement(value: Placement, depth: int) -> list[Any] | dict[str, Any]:
+    shares = [[node, int(count)] for node, count in value.shares]
+    return {"halves": shares} if value.shared else shares
 
 
 def _read_placement(value: Any) -> Placement:
+    shared = isinstance(value, Mapping) and set(value) == {"halves"}
     try:
-        return Placement(_read(tuple[tuple[str, int], ...], value))
+        return Placement(_read(tuple[tuple[str, int], ...], value["halves"] if shared else value), shared)
     except PolluxError as error:
         raise Misfit(f"does not fit: {error}") from None
 

@@ -29,7 +29,7 @@ _PLAIN = (
 
 _NEWER = (
     "live", "failed_moves", "failed_move_at", "running_since", "refusals", "capped_until", "progress",
-    "progress_at_loss", "aged_since", "quiet_until",
+    "progress_at_loss", "aged_since", "quiet_until", "utilization", "memory_bytes",
 )  # fmt: skip
 """Such fields that older states do not have."""
 
@@ -56,7 +56,7 @@ def encode_state(state: ClusterState) -> Callable[[], dict[str, Any]]:
 
 def _encode_record(record: JobRecord) -> dict[str, Any]:
     encoded = {name: getattr(record, name) for name in (*_PLAIN, *_NEWER)}
-    for name in ("costs", "last_pause", "state", "placement", "waiting_for"):
+    for name in ("costs", "last_pause", "state", "placement", "waiting_for", "loss_history"):
         encoded[name] = encode_value(getattr(record, name))
     for name in _CACHED:
         encoded[name] = _cached_form(record, name)
@@ -105,7 +105,7 @@ def _decode_cluster(saved: Mapping[str, Any]) -> ClusterState:
 
 def _decode_record(job: Mapping[str, Any]) -> JobRecord:
     fields = {name: job[name] for name in (*_PLAIN, "state", "placement", "waiting_for", *_CACHED)}
-    fields |= {name: job[name] for name in (*_NEWER, "costs", "last_pause") if name in job}
+    fields |= {name: job[name] for name in (*_NEWER, "costs", "last_pause", "loss_history") if name in job}
     record = decode_value(JobRecord, fields, "job")
     if "running_since" not in job and record.state is JobState.RUNNING:
         record.running_since = record.held_since

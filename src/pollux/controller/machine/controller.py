@@ -248,9 +248,11 @@ class Controller:
         if record.state in ENDED:
             return []
         check_numbers(event)
-        for name in ("goodput", "remaining", "progress", "local_batch"):
+        for name in ("goodput", "remaining", "progress", "local_batch", "utilization", "memory_bytes"):
             if getattr(event, name) is not None:
                 setattr(record, name, getattr(event, name))
+        if event.loss is not None:
+            record.note_loss_value(event.loss)
         if event.live is not None and event.live is not record.live:
             record.live = event.live
             if record.costs:

@@ -77,10 +77,12 @@ def _check_model(report: ModelReport) -> None:
 
 def check_numbers(event: JobReported) -> None:
     """Refuse a report with a number that no job can have."""
-    for name in ("remaining", "resize_cost_seconds", "local_batch", "progress"):
+    for name in ("remaining", "resize_cost_seconds", "local_batch", "progress", "utilization", "memory_bytes"):
         value = getattr(event, name)
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise InvalidInput(f"job '{event.job_id}' reports {name} {value}; give a finite number, 0 or more")
+    if event.loss is not None and not math.isfinite(event.loss):
+        raise InvalidInput(f"job '{event.job_id}' reports loss {event.loss}; give a finite number, or none")
 
 
 def learned(bank: ModelBank, record: JobRecord, cluster: Cluster, event: JobReported) -> ModelBank:

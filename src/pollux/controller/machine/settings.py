@@ -9,7 +9,10 @@ from typing import Literal
 
 from pollux.core import InvalidInput, Policy, UnknownName
 
-__all__ = ["ControllerSettings", "require"]
+__all__ = ["SERVICE_FIELDS", "ControllerSettings", "require"]
+
+SERVICE_FIELDS = frozenset({"goodput", "remaining", "prior", "kind", "group", "deadline", "loss_history"})
+"""Optional fields of `JobView` that a service fills."""
 
 
 @dataclass(frozen=True, slots=True)

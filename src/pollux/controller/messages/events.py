@@ -45,7 +45,7 @@ class JobSpec:
     """A submitted job, as far as scheduling needs it; `request` is the whole request, or None in simulations.
 
     It may crash `retries` times. It waits until the jobs of `after` have succeeded. `time_limit_seconds` counts while
-    its replicas run.
+    its replicas run. Jobs of one `group` are one claimant. A job should end by its `deadline`, on the driver's clock.
     """
 
     id: str
@@ -60,6 +60,8 @@ class JobSpec:
     time_limit_seconds: float | None = None
     request: JobRequest | None = None
     kind: str = ""
+    group: str = ""
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ class JobReported(Event):
 
     `resize_cost_seconds` is its last pause, of the kind `resize_kind` (see `costs`); without a kind, the cost of any
     resize. The pause of a live resize is in `JobRunning`; older logs have it here, too. `live`: whether the job can
-    follow live resizes. `progress` is the number of useful samples so far.
+    follow live resizes. `progress` is the number of useful samples so far,
+    `utilization` the share of a step in which the GPUs compute, `memory_bytes` the most that one of them holds.
     """
 
     job_id: str
@@ -108,6 +111,9 @@ class JobReported(Event):
     resize_kind: str = ""
     live: bool | None = None
     progress: float | None = None
+    loss: float | None = None
+    utilization: float | None = None
+    memory_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

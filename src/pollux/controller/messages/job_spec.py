@@ -47,4 +47,6 @@ def spec_from(
         after=request.after,
         time_limit_seconds=request.time_limit_seconds,
         request=request,
+        group=request.group,
+        deadline=request.deadline,
     )

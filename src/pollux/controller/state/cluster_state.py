@@ -13,7 +13,7 @@ from pollux.controller.state.lifecycle import ENDED, JobState, step
 from pollux.controller.state.node_trust import NodeTrust
 from pollux.controller.state.records import JobRecord
 from pollux.core import NOWHERE, Cluster, Node, Placement, Queue, Reason, UnknownName
-from pollux.core.errors import Conflict
+from pollux.core.errors import Conflict, InvalidInput
 
 __all__ = ["ClusterState", "time_up"]
 
@@ -59,6 +59,11 @@ class ClusterState:
                 raise self._unknown("job to run after", other)
         waiting_for = tuple(other for other in spec.after if self.jobs[other].state is not JobState.SUCCEEDED)
         record = JobRecord(spec, at, resize_cost_seconds=spec.resize_cost_seconds, waiting_for=waiting_for)
+        if spec.deadline is not None and spec.deadline <= at:
+            raise InvalidInput(
+                f"job '{spec.id}' should have ended {at - spec.deadline:.0f} s ago, by its deadline; give a later one, "
+                "or leave it out"
+            )
         record.view(at)  # refuses fields that no snapshot could hold, while the user waits for the answer
         hopeless = tuple(other for other in waiting_for if self.jobs[other].state in ENDED)
         if waiting_for:

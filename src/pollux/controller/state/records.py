@@ -21,6 +21,8 @@ _MEASURED_FROM = (
 )  # fmt: skip
 """Times of a record that a skip of the clock puts off, where there are any."""
 
+_MOST_LOSSES = 32
+
 FORGIVEN_AFTER_SECONDS = 3600.0
 """This long after the last failure, a live resize is tried again."""
 
@@ -46,6 +48,7 @@ class JobRecord:
       resizes failed since the last that succeeded, the newest at `failed_move_at`.
     - `aged_since`: from when on its age counts once it has ended, None for `ended_at`; later where the clock has
       skipped time since, or the service was away.
+    - `loss_history`, `utilization` and `memory_bytes` are what it reported, as in `JobView`.
     - `costs` are its pauses by kind, `last_pause` the newest. `reason` says why it has its GPUs, since `reason_at`.
     - `seen` and `written` are the last view, and parts of the last saved state.
     """
@@ -86,6 +89,9 @@ class JobRecord:
     failed_move_at: float | None = None
     costs: Costs = field(default_factory=dict)
     last_pause: tuple[str, float] | None = None
+    loss_history: tuple[tuple[float, float], ...] = ()
+    utilization: float | None = None
+    memory_bytes: float | None = None
     reason: Reason | None = None
     reason_at: float | None = None
     aged_since: float | None = None
@@ -182,6 +188,12 @@ class JobRecord:
         self.resize_cost_seconds = likely_seconds(self.costs, self.moves_live, self.spec.resize_cost_seconds, failed)
         self.forget_view()
 
+    def note_loss_value(self, loss: float) -> None:
+        """Note a loss that it reported, at the useful samples it has by now; one at a time for each of them."""
+        at = self.progress or 0.0
+        before = self.loss_history[:-1] if self.loss_history and self.loss_history[-1][0] == at else self.loss_history
+        self.loss_history = (*before, (at, loss))[-_MOST_LOSSES:]
+
     def attained(self, now: float) -> float:
         """GPU-seconds held up to `now`."""
         return self.attained_gpu_seconds + self.placement.num_gpus * max(now - self.held_since, 0.0)
@@ -231,7 +243,8 @@ class JobRecord:
                 attained_gpu_seconds=attained, num_restarts=self.num_restarts,
                 largest_gpus=self.largest_gpus, resize_cost_seconds=self.resize_cost_seconds,
                 goodput=self.goodput, remaining=self.remaining, oracle=spec.oracle,
-                kind=self.kind, prior=prior, crashes=self.streak,
+                kind=self.kind, group=spec.group, deadline=spec.deadline, loss_history=self.loss_history,
+                utilization=self.utilization, memory_bytes=self.memory_bytes, prior=prior, crashes=self.streak,
             )  # fmt: skip
         elif view.attained_gpu_seconds != attained or view.prior is not prior:
             view = replace(view, attained_gpu_seconds=attained, prior=prior)

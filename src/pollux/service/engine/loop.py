@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from pollux.backends.protocol import Backend, BackendEvent, ReplicasEnded
 from pollux.controller import HOLDING, GenerationEnded, require
+from pollux.controller.machine.settings import SERVICE_FIELDS
 from pollux.core import Policy, Snapshot
 from pollux.core.errors import StoreFailed, Unreachable
 from pollux.service.auth.tokens import Tokens
@@ -68,7 +69,7 @@ class EngineLoop:
         clock: Clock,
         tokens: Tokens,
     ) -> None:
-        require(policy, {"goodput", "remaining", "prior"})
+        require(policy, SERVICE_FIELDS)
         self._settings = settings
         self._store = store
         self._telemetry = telemetry

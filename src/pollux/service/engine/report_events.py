@@ -111,6 +111,7 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
         local_batch=report.local_batch or None,
         resize_kind="" if is_told else report.resize_kind,
         live=report.live,
+        loss=report.loss if report.loss is not None and abs(report.loss) <= LARGEST_NUMBER else None,
     )
 
 

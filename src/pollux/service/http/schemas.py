@@ -122,6 +122,13 @@ _JOB_FILE = only(
         "preemptible": {"type": "boolean"},
         "after": _one_or_more(ID_PATTERN),
         "time_limit": _SECONDS,
+        "group": {"type": "string", "pattern": NAME_PATTERN, "description": "jobs of one group are one claimant"},
+        "deadline": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "exclusiveMaximum": 1e11,
+            "description": "when it should have ended: seconds since 1970, or a date and time with its zone",
+        },
         "retries": {"type": "integer", "minimum": 0, "maximum": 100},
         "grace": _GRACE,
         "on_resize": {"enum": ["live", "restart", "never"]},

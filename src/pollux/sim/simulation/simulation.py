@@ -50,7 +50,7 @@ _DAY_SECONDS = 86_400.0
 # If nothing runs for a simulated day while jobs wait, nothing will run later either.
 _PATIENCE_SECONDS = _DAY_SECONDS
 
-_OFFERED = frozenset({"goodput", "oracle", "remaining", "prior"})
+_OFFERED = frozenset({"goodput", "oracle", "remaining", "prior", "kind", "group", "deadline"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +326,8 @@ class _Run:
             resize_cost_seconds=self.pauses.expected(application),
             oracle=oracle,
             kind=application.name,
+            group=request.group,
+            deadline=request.deadline,
         )
         return job, spec
 

@@ -24,7 +24,10 @@ _MOST_SECONDS = 366 * 86_400
 
 @dataclass(frozen=True, slots=True)
 class WorkloadJob:
-    """One line of a workload: submission second, and the GPUs and total batch its user would have chosen."""
+    """One line of a workload: submission second, and the GPUs and total batch its user would have chosen.
+
+    Files have no `group` and no `deadline` (seconds from the workload's start); both are as in `JobView`.
+    """
 
     name: str
     time: float
@@ -32,6 +35,8 @@ class WorkloadJob:
     num_gpus: int
     batch_size: int
     source: str = ""
+    group: str = ""
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,8 @@ class PolicyConformance(ABC):
         """Name, needs and batch mode are values that drivers know."""
         policy = self.policy()
         assert policy.name
-        assert policy.needs <= {"goodput", "oracle", "prior", "remaining"}
+        known = {"goodput", "oracle", "prior", "remaining", "kind", "group", "deadline", "loss_history"}
+        assert policy.needs <= known | {"utilization", "memory_bytes"}
         assert policy.batch in get_args(BatchMode)
 
     # In every situation

@@ -12,7 +12,7 @@ from pollux.cli.printing.visible import say
 __all__ = ["policies"]
 
 # A service can provide these needs; the controller refuses policies with others.
-_KNOWN_TO_A_SERVICE = frozenset({"goodput", "remaining", "prior"})
+_KNOWN_TO_A_SERVICE = frozenset({"goodput", "remaining", "prior", "kind", "group", "deadline", "loss_history"})
 
 
 def policies(

@@ -9,6 +9,7 @@ from starlette.responses import Response, StreamingResponse
 
 import pollux.policies as policies
 from pollux.controller import require
+from pollux.controller.machine.settings import SERVICE_FIELDS
 from pollux.core import Queue
 from pollux.core.errors import InvalidInput
 from pollux.service.auth.sessions import Sessions
@@ -118,7 +119,7 @@ async def _policies(call: Call) -> Response:
 def _policy(name: str) -> dict[str, object]:
     policy = policies.create(name)
     try:
-        require(policy, {"goodput", "remaining", "prior"})
+        require(policy, SERVICE_FIELDS)
         runs = True
     except InvalidInput:
         runs = False
