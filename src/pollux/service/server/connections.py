@@ -1,4 +1,4 @@
-"""Connections with deadlines: a listener that takes only so many, and uvicorn's protocol with limits of time around it.
+"""Connections with deadlines: an acceptor that takes only so many, and uvicorn's protocol with time limits around it.
 
 Uvicorn waits for headers and bodies as long as a peer likes, and takes as many peers as there are open files.
 """
@@ -22,7 +22,7 @@ from pollux.service.http.middleware import PEER_KEY
 from pollux.service.server.peers import ConnectionLimits, Peer, Peers
 from pollux.service.server.waiting_room import TOO_SLOW, WaitingRoom
 
-__all__ = ["GuardedConnection", "Listener"]
+__all__ = ["ConnectionAcceptor", "GuardedConnection"]
 
 _AT_ONCE = 32
 _BACKLOG = 4096
@@ -126,7 +126,7 @@ class GuardedConnection(H11Protocol):
         self.loop.call_soon(self.transport.abort)
 
 
-class Listener:
+class ConnectionAcceptor:
     """Takes connections, a few at a time, so that others get their turn, and never more than the limits allow.
 
     It has what uvicorn wants of an `asyncio.Server`.

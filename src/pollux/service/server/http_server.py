@@ -1,4 +1,4 @@
-"""The server behind the API: uvicorn with our listener, our limits and our way to end."""
+"""The server behind the API: uvicorn with our acceptor, our limits and our way to end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 
 from pollux.service.http.middleware import Guard
-from pollux.service.server.connections import Listener
+from pollux.service.server.connections import ConnectionAcceptor
 from pollux.service.server.peers import ConnectionLimits, Peers
 from pollux.service.server.service_log import LogFile
 from pollux.service.settings import ServiceSettings
@@ -45,8 +45,10 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
         await super().startup(sockets=[])
-        listeners = [Listener(each, self.config, self.server_state, self._limits, self.peers) for each in sockets or ()]
-        self.servers = listeners  # type: ignore[assignment]
+        acceptors = [
+            ConnectionAcceptor(each, self.config, self.server_state, self._limits, self.peers) for each in sockets or ()
+        ]
+        self.servers = acceptors  # type: ignore[assignment]
         self._tell_started()
 
     async def on_tick(self, counter: int) -> bool:
