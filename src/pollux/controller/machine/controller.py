@@ -12,17 +12,24 @@ from typing import Any
 
 from pollux.controller.codec import snapshots
 from pollux.controller.codec.bank import WrittenKinds, decode_bank, encode_bank
-from pollux.controller.machine import decisions, node_health, returns, significance
+from pollux.controller.machine import (
+    decisions,
+    generation_ends,
+    node_changes,
+    node_health,
+    placing,
+    returns,
+    significance,
+    timers,
+)
 from pollux.controller.machine.decision_times import DecisionTimes
-from pollux.controller.machine.reports import check_numbers, completed_work, learned, limited
-from pollux.controller.machine.retries import RetryDecision, decide_retry
+from pollux.controller.machine.reports import check_numbers, completed_work, learned
 from pollux.controller.machine.settings import ControllerSettings
-from pollux.controller.messages.commands import Command, ResizeJob, StartJob, StopJob
+from pollux.controller.messages.commands import Command
 from pollux.controller.messages.events import (
     DecisionMade,
     Event,
     GenerationEnded,
-    GenerationOutcome,
     GenerationShrunk,
     JobCancelled,
     JobFinished,
@@ -43,27 +50,23 @@ from pollux.controller.messages.events import (
     TimerFired,
     TimeSkipped,
 )
-from pollux.controller.state.cluster_state import ClusterState, time_up
-from pollux.controller.state.lifecycle import ENDED, HOLDING, JobState, step
+from pollux.controller.state.cluster_state import ClusterState
+from pollux.controller.state.lifecycle import ENDED, JobState, step
 from pollux.controller.state.records import JobRecord
 from pollux.core import (
     NOWHERE,
     BrokenDecision,
-    Change,
     Cluster,
     Decision,
     IllegalTransition,
     InvalidInput,
-    Placement,
     PolluxError,
     Queue,
     Reason,
     Snapshot,
-    UnknownName,
     check,
     plan,
 )
-from pollux.core.errors import Conflict
 from pollux.goodput.bank import ModelBank
 
 __all__ = ["Controller"]
@@ -95,10 +98,10 @@ class Controller:
             JobResumed: self._resumed,
             JobLimitsChanged: self._limits_changed,
             JobsForgotten: self._forgotten,
-            NodeAdded: self._node_added,
-            NodeRemoved: self._node_removed,
-            NodeSetAside: self._node_set_aside,
-            NodeTakenBack: self._node_taken_back,
+            NodeAdded: self._nodes_changed,
+            NodeRemoved: self._nodes_changed,
+            NodeSetAside: self._nodes_changed,
+            NodeTakenBack: self._nodes_changed,
             QueueChanged: self._queue_changed,
             TimerFired: self._timer_fired,
             TimeSkipped: self._time_skipped,
@@ -277,67 +280,16 @@ class Controller:
             before = NOWHERE if current else record.placement
             self.bank = completed_work(self.bank, record)
             self._cluster_state.end(record, JobState.SUCCEEDED, event.at, event.detail, Reason("succeeded"))
-            return [*_stop(record, before, "finished"), *self._note_change(event.at)]
-        return self._ended_badly(record, event) if current else []
+            return [*placing.stop(record, before, "finished"), *self._note_change(event.at)]
+        if not current:
+            return []
+        commands = generation_ends.failed(self._cluster_state, record, event)
+        # A job that starts again on the GPUs that it holds leaves nothing to decide.
+        return commands if record.placement else [*commands, *self._note_change(event.at)]
 
     def _generation_shrunk(self, event: GenerationShrunk) -> list[Command]:
-        """Some replicas are lost. The job goes on with the others, which have its state, if they are enough."""
-        record = self._cluster_state.jobs.get(event.job_id)
-        if record is None or record.state not in HOLDING or event.generation != record.generation:
-            return []
-        before, after = record.placement, event.placement
-        if after == before:
-            return []
-        if any(count > before.on(node) for node, count in after.shares):
-            raise InvalidInput(f"job '{event.job_id}' shrank to '{after}', which is not a part of its '{before}'")
-        ended = GenerationEnded(event.at, event.job_id, event.generation, _outcome_of(event), event.detail)
-        retry = decide_retry(record, ended)
-        if retry.state is JobState.FAILED or after.num_gpus < record.spec.limits.min_gpus:
-            return self._shrunk_too_far(record, event, ended, stops=retry.state is not JobState.FAILED)
-        reason = _note_shrunk(record, event, retry)
-        self._cluster_state.place(record, after, event.at)
-        return [_resize(record, before, after, reason, event.detail, event.at), *self._note_change(event.at)]
-
-    def _shrunk_too_far(
-        self, record: JobRecord, event: GenerationShrunk, ended: GenerationEnded, stops: bool
-    ) -> list[Command]:
-        """The replicas that are left are too few, or the job has failed."""
-        before = record.placement
-        if event.withdrawn:
-            record.note_failed_move(event.at)
-        commands = self._ended_badly(record, ended, in_place=False)
-        # The other replicas wait for a command, except after a refusal, which they know of.
-        return [*_stop(record, before, ended.outcome), *commands] if stops and not event.refused else commands
-
-    def _ended_badly(self, record: JobRecord, event: GenerationEnded, in_place: bool = True) -> list[Command]:
-        """All replicas of the job have ended, and the job is not finished."""
-        retry, before = decide_retry(record, event), record.placement
-        record.crashes, record.streak, record.losses = retry.crashes, retry.streak, retry.losses
-        moved = event.outcome == "lost" and record.resizes_live
-        if event.outcome == "lost":
-            record.note_loss(retry.losses)
-            record.note_failed_move(event.at)
-        if event.outcome == "out-of-memory":
-            record.local_batch, record.local_batch_max = None, retry.local_batch_max
-            record.goodput = limited(record.goodput, retry.local_batch_max)
-        if retry.state is JobState.FAILED:
-            self._cluster_state.end(record, JobState.FAILED, event.at, retry.detail, retry.reason)
-            # Lost replicas may still run where the backend cannot reach them.
-            commands = _stop(record, before if event.outcome == "lost" else NOWHERE, "failed")
-            return [*commands, *self._note_change(event.at)]
-        record.eligible_at, record.detail = retry.eligible_at, retry.detail
-        record.quiet_until = returns.quiet_until(record, event.at, retry)
-        if moved and in_place:
-            # A resize without a restart has failed: start from the checkpoint on the same GPUs.
-            self._cluster_state.renew(record, event.at)
-            record.set_reason(event.at, Reason("fell-back", _gpus_before(before)))
-            return [StartJob(event.job_id, record.generation, record.placement)]
-        self._cluster_state.requeue(record, event.at, retry.reason)
-        if event.outcome != "refused":
-            return self._note_change(event.at)
-        record.refusals = retry.refusals
-        # Replicas of an earlier generation may still run.
-        return [*_stop(record, before, "refused"), *self._note_change(event.at)]
+        commands = generation_ends.shrunk(self._cluster_state, event)
+        return [] if commands is None else [*commands, *self._note_change(event.at)]
 
     def _finished(self, event: JobFinished) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
@@ -349,16 +301,18 @@ class Controller:
     def _cancelled(self, event: JobCancelled) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
         before = record.placement
-        self._cluster_state.end(record, JobState.CANCELLED, event.at, "", Reason("cancelled", _gpus_before(before)))
-        return [*_stop(record, before, "cancelled"), *self._note_change(event.at)]
+        self._cluster_state.end(
+            record, JobState.CANCELLED, event.at, "", Reason("cancelled", placing.gpus_before(before))
+        )
+        return [*placing.stop(record, before, "cancelled"), *self._note_change(event.at)]
 
     def _paused(self, event: JobPaused) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
         before = record.placement
         record.state = step(event.job_id, record.state, JobState.PAUSED, record.detail)
         self._cluster_state.place(record, NOWHERE, event.at)
-        record.set_reason(event.at, Reason("paused", _gpus_before(before)))
-        return [*_stop(record, before, "paused"), *self._note_change(event.at)]
+        record.set_reason(event.at, Reason("paused", placing.gpus_before(before)))
+        return [*placing.stop(record, before, "paused"), *self._note_change(event.at)]
 
     def _resumed(self, event: JobResumed) -> list[Command]:
         record = self._cluster_state.record(event.job_id)
@@ -383,41 +337,8 @@ class Controller:
 
     # Events from the cluster and the clock
 
-    def _node_added(self, event: NodeAdded) -> list[Command]:
-        self._cluster_state.add_node(event.node)
-        return self._note_change(event.at)
-
-    def _node_removed(self, event: NodeRemoved) -> list[Command]:
-        commands: list[Command] = []
-        for record in self._cluster_state.remove_node(event.node_id):
-            before = record.placement
-            after = Placement(tuple(share for share in before.shares if share[0] != event.node_id))
-            if record.moves_live and not record.spec.limits.pinned and after.num_gpus >= record.spec.limits.min_gpus:
-                # Its replicas on other nodes hold its state, and go on without those on this node.
-                numbers = {"gpus_before": float(before.num_gpus), "gpus_after": float(after.num_gpus)}
-                self._cluster_state.place(record, after, event.at)
-                detail = f"node '{event.node_id}' is leaving, or gone"
-                commands.append(_resize(record, before, after, Reason("left-node", numbers), detail, event.at))
-                continue
-            self._cluster_state.requeue(record, event.at, Reason("node-lost", _gpus_before(before)))
-            commands += _stop(record, before, "node-lost")
-        return commands + self._note_change(event.at)
-
-    def _node_set_aside(self, event: NodeSetAside) -> list[Command]:
-        self._known_node(event.node_id)
-        self._cluster_state.trust.put_aside(event.node_id, event.why)
-        return self._note_change(event.at)
-
-    def _node_taken_back(self, event: NodeTakenBack) -> list[Command]:
-        if event.node_id not in self.set_aside:
-            self._known_node(event.node_id)
-            raise Conflict(f"node '{event.node_id}' is in use; only a node that was set aside can be taken back")
-        self._cluster_state.trust.take_back(event.node_id)
-        return self._note_change(event.at)
-
-    def _known_node(self, node_id: str) -> None:
-        if node_id not in self.cluster.by_id:
-            raise UnknownName("node", node_id, self.cluster.by_id)
+    def _nodes_changed(self, event: node_changes.NodeEvent) -> list[Command]:
+        return [*node_changes.apply(self._cluster_state, event), *self._note_change(event.at)]
 
     def _queue_changed(self, event: QueueChanged) -> list[Command]:
         self._cluster_state.set_queue(event.queue)
@@ -435,35 +356,8 @@ class Controller:
         return []
 
     def _timer_fired(self, event: TimerFired) -> list[Command]:
-        commands: list[Command] = []
-        due = self._cluster_state.due(event.at)
-        for record in due:
-            limit = time_up(record)
-            if limit is not None and limit <= event.at:
-                commands += self._time_is_up(record, event.at)
-                continue
-            self._end_pauses(record, event.at)
-        return [*commands, *self._note_change(event.at)] if due else []
-
-    def _end_pauses(self, record: JobRecord, at: float) -> None:
-        """End the restrictions of a job after failures whose time is over."""
-        if record.quiet_until is not None and record.quiet_until <= at:
-            record.quiet_until = None
-        if record.capped_until is not None and record.capped_until <= at:
-            record.capped_until = None
-            record.forget_view()
-        if record.eligible_at is not None and record.eligible_at <= at:
-            record.eligible_at = None
-            if (reason := returns.waits_reason(record, at)) is not None:
-                record.set_reason(at, reason)
-        self._cluster_state.note_due_time(record)
-
-    def _time_is_up(self, record: JobRecord, at: float) -> list[Command]:
-        before, limit = record.placement, record.spec.time_limit_seconds or 0.0
-        numbers = {"limit_seconds": limit, "held_seconds": record.running_seconds(at)}
-        detail = f"time limit of {limit:g} s reached"
-        self._cluster_state.end(record, JobState.FAILED, at, detail, Reason("time-limit", numbers))
-        return _stop(record, before, "time-limit")
+        commands = timers.fired(self._cluster_state, event.at)
+        return [] if commands is None else [*commands, *self._note_change(event.at)]
 
     # Decisions
 
@@ -480,27 +374,14 @@ class Controller:
             return self._times.schedule(event.at)
         if not event.partial:
             self._memory = decision.memory
-        commands = [self._carry_out(change, decision, event.at) for change in plan(snapshot, decision)]
+        changes = plan(snapshot, decision)
+        commands = [placing.carry_out(self._cluster_state, change, decision, event.at) for change in changes]
         for view in snapshot.jobs:
             if not self.jobs[view.id].placement and (reason := decision.reasons.get(view.id)) is not None:
                 self.jobs[view.id].set_reason(event.at, reason)
         if self.settings.trigger == "events":
             significance.remember_predictions(self.active.values(), self.cluster)
         return commands + self._times.schedule_next(event.at, event.revision)
-
-    def _carry_out(self, change: Change, decision: Decision, at: float) -> Command:
-        job_id, record = change.job_id, self.jobs[change.job_id]
-        self._cluster_state.place(record, change.after, at)
-        record.forgive_moves(at)
-        record.set_reason(at, decision.reasons.get(job_id) or decisions.fallback_reason(change))
-        if change.kind == "stop":
-            record.state = step(job_id, record.state, JobState.QUEUED)
-            return StopJob(job_id, record.generation, change.before, "preempted")
-        if change.kind == "start":
-            record.state = step(job_id, record.state, JobState.STARTING)
-            return StartJob(job_id, record.generation, change.after)
-        record.state = step(job_id, record.state, JobState.RESIZING)
-        return ResizeJob(job_id, record.generation, change.before, change.after)
 
     def _note_change(self, at: float) -> list[Command]:
         """Note an event that can change the decision: under `events`, a decision is due."""
@@ -513,40 +394,3 @@ def _note_run(cluster_state: ClusterState, event: JobRan) -> list[Command]:
         record.note_run(event.at, event.seconds)
         cluster_state.note_due_time(record)
     return []
-
-
-def _stop(record: JobRecord, before: Placement, reason: str) -> list[Command]:
-    return [StopJob(record.spec.id, record.generation, before, reason)] if before else []
-
-
-def _resize(record: JobRecord, before: Placement, after: Placement, reason: Reason, detail: str, at: float) -> Command:
-    """The command to resize a job live to its present placement."""
-    record.state = step(record.spec.id, record.state, JobState.RESIZING)
-    record.detail = detail
-    record.set_reason(at, reason)
-    return ResizeJob(record.spec.id, record.generation, before, after)
-
-
-def _gpus_before(placement: Placement) -> dict[str, float]:
-    return {"gpus_before": float(placement.num_gpus)}
-
-
-def _outcome_of(event: GenerationShrunk) -> GenerationOutcome:
-    """How the event counts: as a loss only if replicas that ran are gone."""
-    if event.refused:
-        return "refused"
-    return "stopped" if event.withdrawn else "lost"
-
-
-def _note_shrunk(record: JobRecord, event: GenerationShrunk, retry: RetryDecision) -> Reason:
-    """Note in the record that the job goes on with fewer replicas; returns the reason for its placement."""
-    numbers = {"gpus_before": float(record.placement.num_gpus), "gpus_after": float(event.placement.num_gpus)}
-    if event.refused:
-        # It goes on; for a while it does not ask for these GPUs again.
-        record.refusals, record.capped_until = retry.refusals, retry.eligible_at
-        return Reason("refused", {**retry.reason.numbers, **numbers})
-    record.live = True
-    if not event.withdrawn:
-        record.note_loss(retry.losses)
-    record.note_failed_move(event.at)
-    return Reason("replicas-lost", numbers)
