@@ -146,6 +146,28 @@ def test_the_walks_through_the_code_name_what_exists():
         assert len(set(places)) < most_modules, title
 
 
+def test_modules_of_a_live_resize_name_the_steps_around_them():
+    walk = re.findall(r"^\d+\. `([a-z_.]+):", sections("design/0016-walks.md")["Report to resize"], re.MULTILINE)
+    named = {}
+    for module in dict.fromkeys(walk):
+        docstring = ast.get_docstring(ast.parse((SOURCES / f"{module.replace('.', '/')}.py").read_text())) or ""
+        for line in docstring.splitlines():
+            if line.startswith("In a live resize: "):
+                before, after = re.findall(r"`([a-z_.]+)`", line)
+                last = len(walk) - 1 - walk[::-1].index(after)
+                assert walk.index(before) < walk.index(module) < last, (
+                    f"{module}: '{line}' is not the order of the walk"
+                )
+                named[module] = line
+    assert named.keys() >= {
+        "service.engine.executor",
+        "backends.dispatch.changes",
+        "backends.shim.transition",
+        "agent.elastic.member",
+        "agent.elastic.generation_move",
+    }
+
+
 def training_snippets(folder: str) -> None:
     """Run in a replica: a small job, then what docs/training.md says about its ledger and its checkpoint."""
     import os

@@ -136,7 +136,7 @@ def init(
 def _join_replicas(
     environment: Environment, device: torch.device, timeout: float | None
 ) -> tuple[ReplicaGroup, ElasticMember | None]:
-    """The replicas of this process, and its elastic member under a supervisor; a joining replica starts alone."""
+    """The replicas of this process, and its elastic member under a shim; a joining replica starts alone."""
     if not environment.store:
         return ReplicaGroup(environment, device, timeout), None
     own_group = torch.distributed.is_initialized()

@@ -67,11 +67,14 @@ def summary(name: str) -> str:
 
 
 def available(name: str) -> str | None:
-    """What is missing for a backend on this machine, and how to get it; None where it can be used."""
+    """What is missing for a backend on this machine, and how to get it; None where it can be used.
+
+    The module of a backend may define `missing()`, which returns that; nothing is missing for a module without one.
+    """
     if name == "local" and not sys.platform.startswith("linux"):
         return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"
-    module = _module(name)
-    return str(said) if name in ("ray", "slurm") and (said := module.missing()) else None
+    said = getattr(_module(name), "missing", lambda: None)()
+    return str(said) if said else None
 
 
 def _module(name: str) -> Any:

@@ -98,10 +98,11 @@ class JobRequest:
         return self.on_resize == "never"
 
     @property
-    def is_live(self) -> bool:
-        """Whether live resizes are allowed: it is elastic, and `on_resize` is not `restart`.
+    def allows_live(self) -> bool:
+        """Whether its user allows live resizes: it is elastic, and `on_resize` is not `restart`.
 
-        Its agent reports whether they are possible; without an agent, the job restarts.
+        Its agent reports whether they are possible; without an agent, the job restarts. Whether its next resize is
+        tried live: `JobRecord.moves_live`.
         """
         return not self.is_rigid and self.on_resize != "restart"
 

@@ -1,8 +1,12 @@
 """Backends by name."""
 
+import sys
+import types
+
 import pytest
 
 from pollux import backends
+from pollux.backends import registry
 from pollux.core.errors import BackendFailed, InvalidInput, UnknownName
 
 
@@ -21,6 +25,17 @@ def test_what_is_missing_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(InvalidInput, match="use Linux"):
         backends.create("local", home=tmp_path)
+
+
+@pytest.mark.parametrize(("said", "found"), [("a bell: buy one", "a bell: buy one"), ("", None), (None, None)])
+def test_a_new_backend_says_what_it_lacks(monkeypatch, said, found):
+    module = types.ModuleType("bells")
+    module.missing = lambda: said
+    monkeypatch.setitem(sys.modules, "bells", module)
+    monkeypatch.setattr(registry, "_REGISTRY", {"bells": "bells:Bells"})
+    assert backends.available("bells") == found
+    del module.missing
+    assert backends.available("bells") is None
 
 
 def test_inline_takes_one_replica_of_python_only(tmp_path):

@@ -17,4 +17,4 @@ from pollux.wire.job import JobRequest
 )
 def test_elastic_jobs_change_while_they_run_unless_they_say_otherwise(gpus, on_resize, rigid, live):
     request = JobRequest("job", ("true",), *gpus, on_resize=on_resize)
-    assert (request.is_rigid, request.is_live) == (rigid, live)
+    assert (request.is_rigid, request.allows_live) == (rigid, live)

@@ -152,7 +152,7 @@ class ReplicaGroup:
         self._breaking = threading.Lock()
         self._is_intact: bool | None = None
         self.is_broken = False
-        # Longer than the work of one replica alone, such as a save. The supervisor ends a replica that hangs, not this.
+        # Longer than the work of one replica alone, such as a save. The shim ends a replica that hangs, not this.
         self._limit = datetime.timedelta(seconds=timeout or environment.timeout or DEFAULT_TIMEOUT_SECONDS)
         if dist.is_initialized():
             self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()

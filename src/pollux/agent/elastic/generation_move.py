@@ -1,6 +1,8 @@
 """Moves a replica to another generation: it meets the others, sends or receives the state, and rebuilds the job.
 
 `member` decides when; `membership` has plans and keys, `state_transfer` the bytes.
+The first step after the move, also that of a new replica, ends the pause in `ElasticMember.stepped`.
+In a live resize: after `agent.elastic.member`, before `agent.job.elastic_job` (docs/design/0016).
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _log = logging.getLogger("pollux")
 
 
 class JobLost(SystemExit):
-    """Ends a replica that cannot continue: the supervisor restarts the job from its checkpoint.
+    """Ends a replica that cannot continue: the job is then restarted from its checkpoint.
 
     The exit code is 75; 143 where the replica was asked to stop meanwhile.
     """

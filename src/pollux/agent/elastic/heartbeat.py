@@ -1,4 +1,4 @@
-"""Makes the heartbeats of the training thread, which another thread sends; the supervisor judges silence."""
+"""Makes the heartbeats of the training thread, which another thread sends; the shim judges silence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A replica of a running job: it trains, moves to other generations, and recovers when other replicas are lost.
 
-`generation_move` moves it; `elastic_job` is the job's part in that.
+`generation_move` moves it; `elastic_job` is the job's part in that. The plan to move by comes from the job's shim.
+In a live resize: after `backends.shim.transition`, before `agent.elastic.generation_move` (docs/design/0016).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ElasticMember:
         self.move.connections.free_from_lost()
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat to the supervisor, if one is due."""
+        """Send a heartbeat to the shim, if one is due."""
         self.stray_check.check()
         beat = self.beat.due()
         if beat is not None:

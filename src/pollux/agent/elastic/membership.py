@@ -1,6 +1,6 @@
 """Reads the plans of a job's generations from the job's store, and writes what this replica reports there.
 
-The supervisor hosts the store and writes the plans; `member` follows them.
+The job's shim hosts the store and writes the plans; `member` follows them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Membership:
         """Note this replica's rank in the generation of a plan, whether or not the move succeeds."""
         self.ranks[plan.generation] = rank
 
-    # What the supervisor says
+    # What the shim says
 
     def _text(self, key: str) -> str | None:
         """The beginning of a value as text, even where it is malformed; None where there is none."""
@@ -194,7 +194,7 @@ class Membership:
         return self._text(keys.failed(generation))
 
     def fail(self, generation: int, why: str) -> None:
-        """Give up a generation, so that the supervisor restarts the job; does nothing where the store is lost."""
+        """Give up a generation, so that the job is restarted; does nothing where the store is lost."""
         with contextlib.suppress(dist.DistError, RuntimeError):
             self.write(keys.failed(generation), why)
 

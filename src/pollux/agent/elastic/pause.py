@@ -42,5 +42,5 @@ class ResizePause:
         return self.last - self.began
 
     def report(self, step: int) -> PauseReport:
-        """The report to the supervisor, after that step."""
+        """The report to the shim, after that step."""
         return PauseReport(self.seconds, self.kind, step, self.num_bytes, self.parts)

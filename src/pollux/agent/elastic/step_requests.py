@@ -36,7 +36,7 @@ class ResizeSource(Protocol):
     """Where requests to resize come from: `pollux.agent.elastic.member.ElasticMember`, and others in tests."""
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat to the supervisor, if one is due."""
+        """Send a heartbeat to the shim, if one is due."""
 
     def free_from_lost(self) -> None:
         """Free the training thread from waiting for lost replicas."""

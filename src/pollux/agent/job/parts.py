@@ -26,7 +26,7 @@ class JobParts:
     """The parts of one job.
 
     `checkpointer` is None without a checkpoint folder, `schedule` without a learning-rate scheduler, `member` where
-    no supervisor runs the replicas. `on_close` is called once, when the job is closed.
+    no shim runs the replicas. `on_close` is called once, when the job is closed.
     """
 
     replicas: ReplicaGroup

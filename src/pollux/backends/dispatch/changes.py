@@ -1,4 +1,9 @@
-"""Brings a running job to other slots: orders a live resize once the slots are free, or a restart if they stay busy."""
+"""Carries out a live resize in the service: waits until the new slots are free, then sends the order to the shim.
+
+Live or restart is not decided here: the rule is `JobRecord.moves_live`, and `service.engine.executor` follows it. Here
+is only the fallback: a job whose new slots stay busy, or cannot be used while it must leave its own, is restarted.
+In a live resize: after `backends.dispatch.dispatcher`, before `backends.shim.process` (docs/design/0016).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ _Slots = tuple[Slot, ...]
 
 
 class JobChanges:
-    """Sends the order to resize to the shims of jobs that await one; `order_of` makes the order for slots."""
+    """Sends the order to resize live to the shims of jobs that await one; `order_of` makes the order for slots."""
 
     def __init__(
         self, table: JobTable, thread: WorkerThread, site: Site, order_of: Callable[[Launch, _Slots], LaunchOrder]

@@ -117,12 +117,15 @@ class Dispatcher:
         self.thread.wake()
 
     def resize(self, launch: Launch) -> None:
-        """Resize the running generation live where that is possible; otherwise stop it, and start the launch."""
+        """Carry out a resize that the controller wants live.
+
+        If the running generation cannot be resized live after all, stop it and start the launch.
+        """
         with self.thread.lock:
             job = self.table.jobs.get(launch.job_id)
             if job is not None and launch.generation <= job.newest:
                 return
-            changes = launch.live and job is not None and job.is_live
+            changes = launch.live and job is not None and job.has_live_generation
             if job is not None and job.now is not None and not changes:
                 self.stop(job.id, job.newest, launch.grace_seconds)
             self.submit(launch)

@@ -97,8 +97,11 @@ class DispatchedJob:
         return self.now is None or self.now.ended is not None
 
     @property
-    def is_live(self) -> bool:
-        """Whether replicas can join and leave the running generation, and it was not told to end."""
+    def has_live_generation(self) -> bool:
+        """Whether replicas can join and leave the generation that runs, and it was not told to end.
+
+        The controller's rule for live resize or restart is another thing: `JobRecord.moves_live`.
+        """
         now = self.now
         return now is not None and now.live and now.ended is None and now.stop_grace is None
 
@@ -106,7 +109,7 @@ class DispatchedJob:
     def can_change(self) -> bool:
         """Whether the running generation can be resized live now: it is neither ending nor being resized already."""
         now = self.now
-        if now is None or self.link is None or not self.is_live:
+        if now is None or self.link is None or not self.has_live_generation:
             return False
         return now.sent and (now.started or now.kept is not None)
 

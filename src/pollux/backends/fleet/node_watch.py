@@ -1,6 +1,12 @@
 """Watches the nodes of a fleet that come, go or fall silent, and tells the jobs that run there.
 
 The end of a node is reported after the losses of its jobs, so that jobs that can go on without the node do so.
+
+Where a lost node is noticed:
+
+- by silence, on any engine: `shim/remote_launcher`, whose message comes to `handle_message` here;
+- by Slurm: `slurm/queue_view` reads the queue, `slurm/pool_plan` finds what is lent or left; then `step` here;
+- by Ray: `find_nodes` of `ray/driver/loop`, and `ray/driver/host_actors` for the host on a node; then `step` here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A node's address is fixed before its host is up, so that jobs can be placed there. A granted node runs the same
 processes as with pilots (`pilot_provider`). `node_offers` offers nodes, `node_requests` asks Slurm for them,
-`node_returns` gives them back.
+`surplus` gives back what no job needs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pollux.backends.slurm.job_books import JobBooks
 from pollux.backends.slurm.job_requests import nodes_of_request
 from pollux.backends.slurm.node_offers import NodeOffers
 from pollux.backends.slurm.node_requests import NodeRequests
-from pollux.backends.slurm.node_returns import NodeReturns
 from pollux.backends.slurm.queue_view import QueueView, Rounds
 from pollux.backends.slurm.script import SlurmOptions
+from pollux.backends.slurm.surplus import Surplus
 
 __all__ = ["SlurmJobProvider"]
 
@@ -44,7 +44,7 @@ class SlurmJobProvider(NodeProvider):
         self.books = JobBooks()
         self._offers = NodeOffers(self.queue, self.books)
         self._requests = NodeRequests(self.queue, self.books, self._offers)
-        self._returns = NodeReturns(self.queue, self.books, self._offers)
+        self._surplus = Surplus(self.queue, self.books, self._offers)
         self._knows_jobs = False
 
     # The interface of a provider
@@ -120,11 +120,11 @@ class SlurmJobProvider(NodeProvider):
         with self.books.lock:
             wanted = self.books.wanted()
             requested = {name for row in self.queue.rows.values() for name in nodes_of_request(row)}
-            idle = self._returns.take_down_idle(self.queue.clock())
+            idle = self._surplus.take_down_idle(self.queue.clock())
         self.queue.cancel(idle)
         if not self.queue.is_sure:
             return
-        self._returns.return_spare(self.queue.clock())
+        self._surplus.return_spare(self.queue.clock())
         self._requests.refuse_late(self.queue.clock())
         if not self.rounds.are_ending:
             self._requests.submit_lacking(wanted, requested)
@@ -132,6 +132,6 @@ class SlurmJobProvider(NodeProvider):
     def _give_back_unused(self) -> None:
         """Give back nodes that no job uses, also requested ones if it is known that no job runs."""
         if not self.books.nodes_in_use():
-            idle = self._returns.idle_jobs(self.queue.clock())
+            idle = self._surplus.idle_jobs(self.queue.clock())
             rows = self.queue.rows.values()
             self.queue.close([row.id for row in rows if self._knows_jobs or row.is_waiting or row.id in idle])

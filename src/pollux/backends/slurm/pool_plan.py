@@ -1,4 +1,7 @@
-"""Decides from Slurm's queue which nodes to lend or leave, and which pilots to ask for or give back. Pure."""
+"""Decides from Slurm's queue which nodes to lend or leave, and which pilots to ask for or give back. Pure.
+
+A lost node is one that the view does not lend any more, or leaves; `queue_view` has read the queue for it.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def failed(
     holds none afterwards.
     """
     retry, before = decide_retry(record, event), record.placement
-    moved = event.outcome == "lost" and record.resizes_live
+    moved = event.outcome == "lost" and record.is_resizing_live
     _note_failure(record, event, retry)
     if retry.state is JobState.FAILED:
         cluster_state.end(record, JobState.FAILED, event.at, retry.detail, retry.reason)

@@ -1,4 +1,7 @@
-"""The record of one job. `cluster_state` keeps all records, `controller` changes them."""
+"""The record of one job, with the rule for a live resize or a restart, `JobRecord.moves_live`.
+
+`cluster_state` keeps all records, `controller` changes them.
+"""
 
 from __future__ import annotations
 
@@ -120,9 +123,11 @@ class JobRecord:
 
     @property
     def moves_live(self) -> bool:
-        """Whether its next resize is tried live: the job allows it and can follow it, and it has not failed too often.
+        """The rule for live resize or restart. True: its next resize is tried live, False: it is done by a restart.
 
-        A job that has not reported whether it can is assumed to; its shim restarts it if it cannot.
+        It is tried live where the job allows it and can follow it, and it has not failed too often. A job that has not
+        reported whether it can is assumed to; its shim restarts it if it cannot. `service.engine.executor` sends each
+        resize by this rule.
         """
         return self._is_able_to_move and self.failed_moves < MOST_FAILED_MOVES
 
@@ -130,11 +135,11 @@ class JobRecord:
     def _is_able_to_move(self) -> bool:
         """Whether the job allows live resizes, and no report says that it cannot follow them."""
         request = self.spec.request
-        return bool(self.live) if request is None else request.is_live and self.live is not False
+        return bool(self.live) if request is None else request.allows_live and self.live is not False
 
     @property
-    def resizes_live(self) -> bool:
-        """Whether a live resize of it is under way."""
+    def is_resizing_live(self) -> bool:
+        """Whether a live resize of it is under way now; `moves_live` is about the next one."""
         return self.state is JobState.RESIZING and self._is_able_to_move
 
     @property
@@ -169,7 +174,7 @@ class JobRecord:
 
     def note_failed_move(self, at: float) -> None:
         """Note that a live resize, if there was one, failed. A job that has not reported `live` is then not live."""
-        if not self.resizes_live:
+        if not self.is_resizing_live:
             return
         self.failed_moves, self.failed_move_at = self.failed_moves + 1, at
         self.live = bool(self.live)

@@ -168,7 +168,7 @@ class Engine:
     def _spec(self, request: JobRequest, job_id: str) -> JobSpec:
         cost = self.settings.resize_seconds
         if cost is None:
-            cost = self.backend.live_seconds if request.is_live else self.backend.restart_seconds
+            cost = self.backend.live_seconds if request.allows_live else self.backend.restart_seconds
         return spec_from(request, job_id, cost, max(self.cluster.num_gpus, 1))
 
     def _then_plan(self, found: Future[Any], answer: Future[Any]) -> None:

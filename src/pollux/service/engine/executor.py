@@ -1,4 +1,8 @@
-"""Executes the controller's commands on a backend, and reconciles the two after a start."""
+"""Executes the controller's commands on a backend, and reconciles the two after a start.
+
+A resize is sent live, or as a stop and a start: `JobRecord.moves_live` in `controller.state.records` is the rule.
+In a live resize: after `controller.machine.controller`, before `backends.dispatch.dispatcher` (docs/design/0016).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ class Executor:
         False if the backend failed for one of them; the others are executed all the same.
         """
         commands = list(commands)
-        live = {id(command) for command in commands if isinstance(command, ResizeJob) and _is_live(command, jobs)}
+        live = {id(command) for command in commands if isinstance(command, ResizeJob) and _is_sent_live(command, jobs)}
         stopped = [self._carry_out(self._stop_leaving, command, jobs, id(command) in live) for command in commands]
         started = [self._carry_out(self._start_or_resize, each, jobs, id(each) in live, now) for each in commands]
         return all(stopped) and all(started)
@@ -102,7 +106,11 @@ class Executor:
         self._backend.stop(record.spec.id, generation, request_of(record).grace_seconds)
 
 
-def _is_live(command: ResizeJob, jobs: Mapping[str, JobRecord]) -> bool:
+def _is_sent_live(command: ResizeJob, jobs: Mapping[str, JobRecord]) -> bool:
+    """Whether this one command goes to the backend as a live resize; if not, as a stop and a start.
+
+    The rule is `JobRecord.moves_live`.
+    """
     record = jobs[command.job_id]
     return record.moves_live and record.spec.request is not None
 

@@ -37,7 +37,7 @@ def launch_for(
         grace_seconds=request.grace_seconds,
         memory_bytes_per_gpu=request.resources.memory_bytes,
         cpus_per_gpu=request.resources.cpus,
-        live=request.is_live,
+        live=request.allows_live,
     )
 
 

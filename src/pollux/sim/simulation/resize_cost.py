@@ -7,10 +7,13 @@ from typing import Literal
 
 from pollux.sim.applications.application import Application
 
-__all__ = ["AUTO", "DEFAULT_STATE_BYTES", "PauseModel", "Pauses"]
+__all__ = ["AUTO", "DEFAULT_RESIZE_SECONDS", "DEFAULT_STATE_BYTES", "PauseModel", "Pauses"]
 
 AUTO: Literal["auto"] = "auto"
 """Instead of a number of seconds: the pause is that of the model."""
+
+DEFAULT_RESIZE_SECONDS = 30.0
+"""The default pause of every job, however large its state; `SimulationSettings.resize_seconds` replaces it."""
 
 DEFAULT_STATE_BYTES = 1.2e9
 """For an application that does not say: 100 million parameters in float32 with Adam's two moments, 12 bytes each."""

@@ -36,7 +36,7 @@ from pollux.sim.applications.application import Application
 from pollux.sim.applications.modelled import Terms
 from pollux.sim.simulation.disturbances import Disturbances, JobDisturbance, node_failures
 from pollux.sim.simulation.jobs import FixedBatch, LearnedBatch, Oracle, SimulatedJob
-from pollux.sim.simulation.resize_cost import AUTO, Pauses
+from pollux.sim.simulation.resize_cost import AUTO, DEFAULT_RESIZE_SECONDS, Pauses
 from pollux.sim.workloads.workload import Workload, WorkloadJob, check_applications
 
 __all__ = ["JobOutcome", "Record", "RunOutcome", "SimulationSettings", "simulate"]
@@ -59,14 +59,14 @@ class SimulationSettings:
 
     `interference` is the share of speed that a distributed job loses when another distributed job uses one of
     its nodes. `max_gpus_per_job` bounds adaptive jobs. `max_hours` ends a run that gets nowhere. `resize_seconds` is
-    how long a job stands still when its GPUs change; `auto`: as the model of `pauses` has it.
+    how long a job stands still when its GPUs change; `auto`: as the model of `resize_cost` has it.
     """
 
     num_nodes: int = 16
     gpus_per_node: int = 4
     trigger: Literal["rounds", "events"] = "rounds"
     interval_seconds: float = 60.0
-    resize_seconds: float | Literal["auto"] = 30.0
+    resize_seconds: float | Literal["auto"] = DEFAULT_RESIZE_SECONDS
     interference: float = 0.0
     max_gpus_per_job: int = 64
     max_hours: float = 10_000.0

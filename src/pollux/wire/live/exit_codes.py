@@ -1,4 +1,4 @@
-"""Exit codes of replicas, which tell the supervisor why a replica has ended."""
+"""Exit codes of replicas, which tell the shim why a replica has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys that replicas and their supervisor exchange in the job's store, and who writes each.
+"""The keys that replicas and their shim exchange in the job's store, and who writes each.
 
 Every key stands below `PREFIX`. A key names a generation, and a rank in it where every replica writes its own.
 """
@@ -37,7 +37,7 @@ __all__ = [
 PREFIX = "pollux/live"
 
 COMMITTED = "committed"
-"""The number of the newest generation that all replicas must join. Written by the supervisor."""
+"""The number of the newest generation that all replicas must join. Written by the shim."""
 
 FACTS = "facts"
 """Settings in which joining replicas must agree, as a JSON mapping. Written by replica 0."""
@@ -78,7 +78,7 @@ def parse(key: str) -> KeyParts | None:
     return KeyParts(kind, int(generation), None if rank is None else int(rank))
 
 
-# Written by the supervisor
+# Written by the shim
 
 
 def plan(generation: int) -> str:

@@ -1,4 +1,7 @@
-"""Keeps an actor on each node, which runs the node's host: starts it, asks for its report, and restarts it."""
+"""Keeps an actor on each node, which runs the node's host: starts it, asks for its report, and restarts it.
+
+It reports a host that ended as gone: to the service that is a lost node, until the next host is up there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The driver's one thread: it looks at the cluster every second, and carries out the service's orders."""
+"""The driver's one thread: it looks at the cluster every second, and carries out the service's orders.
+
+A lost node is noticed by `find_nodes`: Ray does not list it as alive any more. `fleet/node_watch` then tells the jobs.
+"""
 
 from __future__ import annotations
 

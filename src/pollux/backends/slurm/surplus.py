@@ -1,4 +1,4 @@
-"""Slurm without pilots: gives back batch jobs that no job needs, and spare nodes of the others."""
+"""Slurm without pilots: gives back to Slurm the batch jobs that no job needs, and spare nodes of the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pollux.backends.slurm.parse import PilotRow, fold_nodes
 from pollux.backends.slurm.queue_view import QueueView
 from pollux.core.errors import BackendFailed
 
-__all__ = ["NodeReturns"]
+__all__ = ["Surplus"]
 
 _log = logging.getLogger("pollux.backends")
 
@@ -21,7 +21,7 @@ _LINGER_SECONDS = 2.0
 _SPARE = "spare "
 
 
-class NodeReturns:
+class Surplus:
     """Finds batch jobs and nodes that no job has needed for a moment, and gives them back."""
 
     def __init__(self, queue: QueueView, books: JobBooks, offers: NodeOffers) -> None:
