@@ -20,7 +20,9 @@ _WIDE_WIDTH = 110
 _NARROW_WIDTH = 80
 _WORST = ("worst_ftf", "decision_ms_max")
 
-_WIDE = (
+_Columns = tuple[tuple[str, str], ...]
+
+_WIDE: _Columns = (
     ("avg\nJCT h", "{avg_jct_hours:.3f}"),
     ("p50\nJCT h", "{p50_jct_hours:.3f}"),
     ("p99\nJCT h", "{p99_jct_hours:.2f}"),
@@ -32,7 +34,7 @@ _WIDE = (
     ("decision ms\nmean / max", "{decision_ms_mean:.1f} / {decision_ms_max:.0f}"),
     ("avg JCT\nvs {first}", "{ratio:.2f}×"),
 )
-_NARROW = (
+_NARROW: _Columns = (
     ("avg\nJCT h", "{avg_jct_hours:.3f}"),
     ("p50\nJCT h", "{p50_jct_hours:.3f}"),
     ("p99\nJCT h", "{p99_jct_hours:.2f}"),
@@ -104,31 +106,51 @@ def results_table(
     in hours that no schedule can beat, by workload.
     """
     columns = _WIDE if width >= _WIDE_WIDTH else _NARROW
+    table = _headed(columns, results[0]["policy"])
+    for name, runs in _by_workload(results, means).items():
+        table.add_section()
+        table.add_row(Text(name, style="bold"))
+        base = (runs if means else results)[0]["avg_jct_hours"]
+        for run in runs:
+            table.add_row(Text(f"  {run['policy']}"), *_result_cells(columns, run, base))
+        least = (bounds or {}).get(name)
+        if least is not None:
+            cells = _bound_cells(columns, least, runs[0]["avg_jct_hours"])
+            table.add_row(Text("  lower bound"), *cells, style="dim")
+    return table
+
+
+def _headed(columns: _Columns, first: str) -> Table:
+    """The table without rows; `first` is the policy to which ratios are."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("\npolicy", min_width=16, overflow="fold")
-    first = results[0]["policy"]
     short = first if len(first) <= len("pollux") else "first"
     for heading, _ in columns:
         table.add_column(heading.format(first=first, short=short), justify="right", no_wrap=True)
+    return table
+
+
+def _by_workload(results: Sequence[Mapping[str, Any]], means: bool) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The results of each workload; with `means`, those over all workloads follow if there are several."""
     groups: dict[str, Sequence[Mapping[str, Any]]] = {
         name: list(runs) for name, runs in groupby(results, key=lambda result: result["workload"])
     }
     if len(groups) > 1 and means:
         groups[f"mean of {len(groups)} workloads"] = _means(results)
-    for name, runs in groups.items():
-        table.add_section()
-        table.add_row(Text(name, style="bold"))
-        for run in runs:
-            ratio = run["avg_jct_hours"] / (runs if means else results)[0]["avg_jct_hours"]
-            ftf = f"{run['worst_ftf']:.{2 if run['worst_ftf'] < 100 else 0}f}"
-            cells = [form.format(ratio=ratio, ftf=ftf, **run) for _, form in columns]
-            table.add_row(Text(f"  {run['policy']}"), *cells)
-        least = (bounds or {}).get(name)
-        if least is not None:
-            shown = {columns[0][0]: f"{least:.3f}", columns[-1][0]: f"{least / runs[0]['avg_jct_hours']:.2f}×"}
-            cells = [shown.get(heading, "") for heading, _ in columns]
-            table.add_row(Text("  lower bound"), *cells, style="dim")
-    return table
+    return groups
+
+
+def _result_cells(columns: _Columns, run: Mapping[str, Any], base_hours: float) -> list[str]:
+    """One policy's results; its ratio is to `base_hours`."""
+    ratio = run["avg_jct_hours"] / base_hours
+    ftf = f"{run['worst_ftf']:.{2 if run['worst_ftf'] < 100 else 0}f}"
+    return [form.format(ratio=ratio, ftf=ftf, **run) for _, form in columns]
+
+
+def _bound_cells(columns: _Columns, least_hours: float, base_hours: float) -> list[str]:
+    """A lower bound, which has an average and a ratio only: the first and the last column."""
+    shown = {columns[0][0]: f"{least_hours:.3f}", columns[-1][0]: f"{least_hours / base_hours:.2f}×"}
+    return [shown.get(heading, "") for heading, _ in columns]
 
 
 def classes_table(results: Sequence[Mapping[str, Any]]) -> Table:

@@ -18,7 +18,7 @@ from pollux.cli.printing.visible import say
 from pollux.core import InvalidInput
 
 if TYPE_CHECKING:
-    from pollux.sim import Application, PolicyChoice, SimulationSettings, Workload
+    from pollux.sim import Application, IsolatedTimes, PolicyChoice, SimulationSettings, Workload
 
 __all__ = ["Outputs", "simulate", "simulate_together", "use_one_thread"]
 
@@ -177,13 +177,11 @@ def simulate_together(
     """Simulate with a progress bar, write all outputs or none, and return the whole document."""
     from pollux.cli.arguments.output import staged_file, staged_folder
     from pollux.cli.display.render import progress_bar
-    from pollux.sim import IsolatedTimes, bounds, compare, configuration, document, measure, to_json
+    from pollux.sim import bounds, compare, configuration, document, measure, to_json
 
     outputs = outputs or Outputs()
     config = configuration(workloads, policies, applications, settings, source)
-    times = IsolatedTimes(applications, settings.num_nodes, settings.gpus_per_node)
-    for name in sorted({request.application for workload in workloads for request in workload.jobs}):
-        times.seconds(name, 1.0)  # refuses settings whose results could not be compared, before the simulation
+    times = _checked_times(workloads, applications, settings)
     with ExitStack() as files:
         folder = stream = None
         if outputs.folder is not None:
@@ -205,6 +203,18 @@ def simulate_together(
         if stream is not None:
             stream.write(to_json(complete))
     return complete
+
+
+def _checked_times(
+    workloads: Sequence[Workload], applications: Mapping[str, Application], settings: SimulationSettings
+) -> IsolatedTimes:
+    """Times of jobs on an empty cluster; refuses settings whose results could not be compared, before they are run."""
+    from pollux.sim import IsolatedTimes
+
+    times = IsolatedTimes(applications, settings.num_nodes, settings.gpus_per_node)
+    for name in sorted({request.application for workload in workloads for request in workload.jobs}):
+        times.seconds(name, 1.0)
+    return times
 
 
 def _print(document: Mapping[str, Any], output: Path | None) -> None:
