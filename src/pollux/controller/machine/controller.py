@@ -23,7 +23,7 @@ from pollux.controller.machine import (
     timers,
 )
 from pollux.controller.machine.decision_times import DecisionTimes
-from pollux.controller.machine.reports import check_numbers, completed_work, learned
+from pollux.controller.machine.reports import check_numbers, completed_work, learned, note_report
 from pollux.controller.machine.settings import ControllerSettings
 from pollux.controller.messages.commands import Command
 from pollux.controller.messages.events import (
@@ -251,19 +251,8 @@ class Controller:
         if record.state in ENDED:
             return []
         check_numbers(event)
-        for name in ("goodput", "remaining", "progress", "local_batch", "utilization", "memory_bytes"):
-            if getattr(event, name) is not None:
-                setattr(record, name, getattr(event, name))
-        if event.loss is not None:
-            record.note_loss_value(event.loss)
-        if event.live is not None and event.live is not record.live:
-            record.live = event.live
-            if record.costs:
-                record.estimate_cost()
-        if event.resize_cost_seconds is not None:
-            record.note_pause(event.resize_kind, event.resize_cost_seconds)
+        note_report(record, event)
         self.bank = learned(self.bank, record, self.cluster, event)
-        record.forget_view()
         if event.goodput is None or self.settings.trigger != "events":
             return []
         drifted = significance.drifted(record, self.cluster, self.settings.model_drift)

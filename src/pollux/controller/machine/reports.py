@@ -20,7 +20,7 @@ from pollux.goodput import (
 from pollux.goodput.bank import ModelBank
 from pollux.wire.report import LARGEST_BATCH, LARGEST_NUMBER, LARGEST_SECONDS, ModelReport
 
-__all__ = ["check_numbers", "completed_work", "learned", "limited", "model_from"]
+__all__ = ["check_numbers", "completed_work", "learned", "limited", "model_from", "note_report"]
 
 _NUM_PARAMETERS = 7
 _MOST_TYPES = 16
@@ -83,6 +83,22 @@ def check_numbers(event: JobReported) -> None:
             raise InvalidInput(f"job '{event.job_id}' reports {name} {value}; give a finite number, 0 or more")
     if event.loss is not None and not math.isfinite(event.loss):
         raise InvalidInput(f"job '{event.job_id}' reports loss {event.loss}; give a finite number, or none")
+
+
+def note_report(record: JobRecord, event: JobReported) -> None:
+    """Note in the job's record what a report says that was checked; what it leaves out stays as it was."""
+    for name in ("goodput", "remaining", "progress", "local_batch", "utilization", "memory_bytes"):
+        if getattr(event, name) is not None:
+            setattr(record, name, getattr(event, name))
+    if event.loss is not None:
+        record.note_loss_value(event.loss)
+    if event.live is not None and event.live is not record.live:
+        record.live = event.live
+        if record.costs:
+            record.estimate_cost()
+    if event.resize_cost_seconds is not None:
+        record.note_pause(event.resize_kind, event.resize_cost_seconds)
+    record.forget_view()
 
 
 def learned(bank: ModelBank, record: JobRecord, cluster: Cluster, event: JobReported) -> ModelBank:
