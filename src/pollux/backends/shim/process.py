@@ -399,21 +399,30 @@ class Shim:
 
     def _act_on_due(self) -> None:
         generation = self._generation
-        if generation is not None and self._start_untold and generation.replicas.are_up:
-            self._start_untold = False
-            self._services.tell(StartedMessage(time.time(), generation.order.generation))
-        if generation is not None and generation.ended is None:
-            if not generation.told_to_stop:
-                self._guarded(LiveGeneration.act_on_due)
-            generation.act_on_due()
-            self._follow_outputs()
-            if generation.ended is not None:
-                self._unwritten = generation.ended
-                self._release_remote()
+        if generation is not None:
+            self._tell_start(generation)
+            if generation.ended is None:
+                self._advance(generation)
         runs = generation is not None and generation.ended is None and generation.replicas.are_up
         self._run_clock.note(generation.order.generation if generation is not None and runs else None)
         if self._unwritten is not None:
             self._write_end(self._unwritten)
+
+    def _tell_start(self, generation: Generation) -> None:
+        """Tell the services once that all replicas run."""
+        if self._start_untold and generation.replicas.are_up:
+            self._start_untold = False
+            self._services.tell(StartedMessage(time.time(), generation.order.generation))
+
+    def _advance(self, generation: Generation) -> None:
+        """Do what is due in a generation that has not ended; its end is to be written."""
+        if not generation.told_to_stop:
+            self._guarded(LiveGeneration.act_on_due)
+        generation.act_on_due()
+        self._follow_outputs()
+        if generation.ended is not None:
+            self._unwritten = generation.ended
+            self._release_remote()
 
     def _write_end(self, ended: ReplicasEnded) -> None:
         path = record_path(self._folder, "ended", ended.generation)
