@@ -1,7 +1,7 @@
 """Executes the controller's commands on a backend, and reconciles the two after a start.
 
 A resize is sent live, or as a stop and a start: `JobRecord.moves_live` in `controller.state.records` is the rule.
-In a live resize: after `controller.machine.controller`, before `backends.dispatch.dispatcher` (docs/design/0016).
+In a live resize: after `controller.machine.placing`, before `backends.dispatch.dispatcher` (docs/design/0016).
 """
 
 from __future__ import annotations
