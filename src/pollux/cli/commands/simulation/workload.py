@@ -86,7 +86,9 @@ def generate(
         name = "workload" if output == "-" else Path(output).stem
         workload = generate_workload(applications, settings, trace, name)
         if as_json:
-            entries = [{key: value for key, value in asdict(job).items() if key != "source"} for job in workload.jobs]
+            # As in CSV files: where a job comes from, its group and its deadline are not written.
+            kept = ("name", "time", "application", "num_gpus", "batch_size")
+            entries = [{key: getattr(job, key) for key in kept} for job in workload.jobs]
             content = json.dumps({"name": name, "config": asdict(settings), "jobs": entries}, indent=2) + "\n"
         else:
             content = write_workload(workload.jobs)
