@@ -95,6 +95,10 @@ class Bench:
             with self._changed:
                 self._changed.wait(0.02)
 
+    def starts(self, job_id: str) -> list[ReplicasStarted]:
+        """The events so far about the starts of a job's generations."""
+        return [event for event in self.told if isinstance(event, ReplicasStarted) and event.job_id == job_id]
+
     def ends(self, job_id: str, generation: int = 1) -> list[ReplicasEnded]:
         """The events so far about the end of a generation."""
         told = [event for event in self.told if isinstance(event, ReplicasEnded)]
@@ -220,7 +224,7 @@ class BackendConformance(ABC):
         assert bench.running("plain") == Running("plain", 1, "ended", ended)
         ran = bench.backend.ran_seconds("plain", 1)
         assert ran == bench.backend.ran_seconds("plain", 1), "run time ends with the job"
-        started = [event for event in bench.told if isinstance(event, ReplicasStarted) and event.job_id == "plain"]
+        started = bench.starts("plain")
         assert [event.generation for event in started] == [1]
         assert bench.told.index(started[0]) < bench.told.index(ended)
         bench.backend.forget("plain")
@@ -353,8 +357,7 @@ class BackendConformance(ABC):
         (bench.folder / "changed.go").touch()
         ended = bench.end("changed", 2)
         assert (ended.outcome, len(ended.exits)) == ("succeeded", gpus)
-        told = [event for event in bench.told if isinstance(event, ReplicasStarted) and event.job_id == "changed"]
-        assert [event.generation for event in told] == [1, 2]
+        assert [event.generation for event in bench.starts("changed")] == [1, 2]
 
     def test_unknown_jobs_are_no_error(self, bench: Bench) -> None:
         """Stop and forget do nothing; the log is empty."""
