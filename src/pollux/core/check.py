@@ -61,8 +61,6 @@ def _check_job(snapshot: Snapshot, job: JobView, old: Placement, new: Placement)
             return
         if not new:
             yield Violation("preemptible", job.id, f"job '{job.id}' is not preemptible and was stopped")
-    if new.shared and not limits.shares_gpus:
-        yield Violation("shared", job.id, f"job '{job.id}' shares no GPUs and got halves of {new.num_gpus}")
     if new:
         yield from _check_size(job, new)
         yield from _check_node_use(snapshot, job, old, new)
@@ -70,6 +68,8 @@ def _check_job(snapshot: Snapshot, job: JobView, old: Placement, new: Placement)
 
 def _check_size(job: JobView, new: Placement) -> Iterator[Violation]:
     limits = job.limits
+    if new.shared and not limits.shares_gpus:
+        yield Violation("shared", job.id, f"job '{job.id}' shares no GPUs and got halves of {new.num_gpus}")
     if new.num_gpus < limits.min_gpus:
         yield Violation(
             "min-gpus", job.id, f"job '{job.id}' got {new.num_gpus} GPUs, below its minimum {limits.min_gpus}"

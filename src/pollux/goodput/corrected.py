@@ -113,6 +113,18 @@ def corrected(base: PublishedThroughput, rows: Sequence[Observation]) -> Publish
 
     The mean is over the local batches that were measured there, by their weight. `base` itself where it fits.
     """
+    places = [
+        (nodes, gpus, min(max(total / weights, -_MOST_LOG), _MOST_LOG))
+        for (nodes, gpus), (total, weights) in _left_over(base, rows).items()
+        if nodes <= gpus
+    ][-MOST_PLACES:]
+    if all(abs(value) < _LEAST_LOG for _, _, value in places):
+        return base
+    return CorrectedThroughput(base, tuple(places))
+
+
+def _left_over(base: PublishedThroughput, rows: Sequence[Observation]) -> dict[tuple[int, int], tuple[float, float]]:
+    """What a fit leaves of its measurements: by place, the weighted sum of log(measured/fitted), and of the weights."""
     sums: dict[tuple[int, int], tuple[float, float]] = {}
     usual = sum(row.weight for row in rows) / len(rows) if rows else 1.0
     for row in rows:
@@ -123,14 +135,7 @@ def corrected(base: PublishedThroughput, rows: Sequence[Observation]) -> Publish
         weight = row.weight / usual
         total, weights = sums.pop(place, (0.0, 0.0))
         sums[place] = total + weight * math.log(row.step_seconds / fitted), weights + weight
-    places = [
-        (nodes, gpus, min(max(total / weights, -_MOST_LOG), _MOST_LOG))
-        for (nodes, gpus), (total, weights) in sums.items()
-        if nodes <= gpus
-    ][-MOST_PLACES:]
-    if all(abs(value) < _LEAST_LOG for _, _, value in places):
-        return base
-    return CorrectedThroughput(base, tuple(places))
+    return sums
 
 
 def place_factors(times: Sequence[ThroughputModel], num_nodes: FloatArray, num_gpus: FloatArray) -> FloatArray:

@@ -37,11 +37,7 @@ def inspect_store(path: Path) -> StoreState:
     faults: list[str] = []
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            faults += [
-                f"the file is damaged: {line}"
-                for (line,) in connection.execute(f"PRAGMA integrity_check({_MOST_FAULTS})")
-                if line != "ok"
-            ]
+            faults += _damage(connection)
             numbers: list[int] = []
             for revision, fault in _facts(connection):
                 numbers.append(revision)
@@ -54,8 +50,20 @@ def inspect_store(path: Path) -> StoreState:
         ) from error
     faults += [f"the snapshot of fact {revision} is damaged" for revision in broken]
     faults += _gaps(numbers, snapshots, int(head[0]) if head and head[0].isdecimal() else 0)
-    few = faults[:_MOST_FAULTS] + ([f"and {len(faults) - _MOST_FAULTS} more"] if len(faults) > _MOST_FAULTS else [])
-    return StoreState(numbers[0] if numbers else 0, numbers[-1] if numbers else 0, len(numbers), snapshots, tuple(few))
+    first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
+    return StoreState(first, last, len(numbers), snapshots, _first_of(faults))
+
+
+def _first_of(faults: list[str]) -> tuple[str, ...]:
+    """The first faults, and how many more there are."""
+    more = len(faults) - _MOST_FAULTS
+    return (*faults[:_MOST_FAULTS], *([f"and {more} more"] if more > 0 else []))
+
+
+def _damage(connection: sqlite3.Connection) -> list[str]:
+    """What SQLite itself finds wrong with the file."""
+    lines = connection.execute(f"PRAGMA integrity_check({_MOST_FAULTS})")
+    return [f"the file is damaged: {line}" for (line,) in lines if line != "ok"]
 
 
 def _facts(connection: sqlite3.Connection) -> Iterator[tuple[int, str]]:

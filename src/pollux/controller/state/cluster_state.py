@@ -28,6 +28,14 @@ def time_up(record: JobRecord) -> float | None:
     return record.running_since + max(limit - record.held_seconds, 0.0)
 
 
+def _check_deadline(spec: JobSpec, at: float) -> None:
+    if spec.deadline is not None and spec.deadline <= at:
+        raise InvalidInput(
+            f"job '{spec.id}' should have ended {at - spec.deadline:.0f} s ago, by its deadline; give a later one, "
+            "or leave it out"
+        )
+
+
 class ClusterState:
     """All records; `active` are the jobs that have not ended, in the order of submission."""
 
@@ -59,18 +67,16 @@ class ClusterState:
                 raise self._unknown("job to run after", other)
         waiting_for = tuple(other for other in spec.after if self.jobs[other].state is not JobState.SUCCEEDED)
         record = JobRecord(spec, at, resize_cost_seconds=spec.resize_cost_seconds, waiting_for=waiting_for)
-        if spec.deadline is not None and spec.deadline <= at:
-            raise InvalidInput(
-                f"job '{spec.id}' should have ended {at - spec.deadline:.0f} s ago, by its deadline; give a later one, "
-                "or leave it out"
-            )
+        _check_deadline(spec, at)
         record.view(at)  # refuses fields that no snapshot could hold, while the user waits for the answer
-        hopeless = tuple(other for other in waiting_for if self.jobs[other].state in ENDED)
         if waiting_for:
-            record.set_reason(
-                at, Reason("dependency-failed" if hopeless else "waits-for-job", jobs=hopeless or waiting_for)
-            )
+            record.set_reason(at, self._why_after(waiting_for))
         return record
+
+    def _why_after(self, waiting_for: tuple[str, ...]) -> Reason:
+        """The reason of a new job that is to run after others: they have failed, or have not ended."""
+        hopeless = tuple(other for other in waiting_for if self.jobs[other].state in ENDED)
+        return Reason("dependency-failed" if hopeless else "waits-for-job", jobs=hopeless or waiting_for)
 
     def add(self, record: JobRecord) -> None:
         """Add a new or a restored job."""

@@ -168,16 +168,7 @@ class EventPipeline:
             for request in requests:
                 request.future.set_exception(error)
             return
-        batch = Batch()
-        for request in requests:
-            try:
-                batch.add(request, self.controller, now)
-            except PolluxError as error:
-                request.future.set_exception(error)
-            except Exception as error:
-                _log.exception("a request failed")
-                self._is_sound = False
-                request.future.set_exception(our_fault(error))
+        batch = self._applied(requests, now)
         try:
             self._write(batch.events, batch.rows)
             self.must_reconcile = self.must_reconcile or not self._is_sound
@@ -190,6 +181,20 @@ class EventPipeline:
         self._execute(batch, now)
         if any(isinstance(event, GenerationEnded) for event in batch.events):
             self._set_suspects_aside()
+
+    def _applied(self, requests: Sequence[EngineRequest], now: float) -> Batch:
+        """The requests that the controller took; the others are answered with what is wrong."""
+        batch = Batch()
+        for request in requests:
+            try:
+                batch.add(request, self.controller, now)
+            except PolluxError as error:
+                request.future.set_exception(error)
+            except Exception as error:
+                _log.exception("a request failed")
+                self._is_sound = False
+                request.future.set_exception(our_fault(error))
+        return batch
 
     def _set_suspects_aside(self) -> None:
         """Write the fact for each node on which jobs fail again and again."""

@@ -60,11 +60,7 @@ def _check_origin(record: JobRecord, report: Report) -> None:
 def _faults_of(report: Report) -> Iterator[str]:
     yield from _below_zero({name: getattr(report, name) for name in _COUNTS})
     numbers = _numbers_of(report)
-    for name, value in numbers.items():
-        if value is not None and not abs(value) <= LARGEST_NUMBER:
-            yield f"{name} {value}; give a number up to {LARGEST_NUMBER:g}"
-        elif value is not None and 0.0 < abs(value) < SMALLEST_NUMBER:
-            yield f"{name} {value}; give 0, or a number from {SMALLEST_NUMBER:g} on"
+    yield from _out_of_range(numbers)
     if len(report.checkpoint_error) > MOST_ERROR_CHARACTERS:
         yield f"a checkpoint_error of {len(report.checkpoint_error)} characters; give at most {MOST_ERROR_CHARACTERS}"
     kinds = (RESTART, *LIVE_KINDS)
@@ -83,6 +79,14 @@ def _numbers_of(report: Report) -> dict[str, float | None]:
     return numbers
 
 
+def _out_of_range(numbers: Mapping[str, float | None]) -> Iterator[str]:
+    for name, value in numbers.items():
+        if value is not None and not abs(value) <= LARGEST_NUMBER:
+            yield f"{name} {value}; give a number up to {LARGEST_NUMBER:g}"
+        elif value is not None and 0.0 < abs(value) < SMALLEST_NUMBER:
+            yield f"{name} {value}; give 0, or a number from {SMALLEST_NUMBER:g} on"
+
+
 def _below_zero(numbers: Mapping[str, float | None], remedy: str = "give 0 or more") -> Iterator[str]:
     for name, value in numbers.items():
         if value is not None and value < 0:
@@ -96,23 +100,28 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
     remaining = None
     if report.total_progress is not None:
         remaining = max(report.total_progress - report.progress, 0.0)
-    # The backend reports the pause of a live resize; only the job itself knows the pause of a restart.
-    is_told = report.resize_kind in LIVE_KINDS or report.resize_seconds is None
-    # A pause that began before the job had its GPUs was measured by a clock that somebody has moved.
-    if report.resize_seconds is not None and report.resize_seconds > at - record.held_since + _CLOCKS_DIFFER_SECONDS:
-        is_told = True
+    pause_seconds = _restart_pause(record, report, at)
     return JobReported(
         at,
         record.spec.id,
         goodput=None if report.model is None else model_from(report.model, record.local_batch_max, record.goodput),
         remaining=remaining,
         progress=report.progress,
-        resize_cost_seconds=None if is_told else report.resize_seconds,
+        resize_cost_seconds=pause_seconds,
         local_batch=report.local_batch or None,
-        resize_kind="" if is_told else report.resize_kind,
+        resize_kind="" if pause_seconds is None else report.resize_kind,
         live=report.live,
         loss=report.loss if report.loss is not None and abs(report.loss) <= LARGEST_NUMBER else None,
     )
+
+
+def _restart_pause(record: JobRecord, report: Report, at: float) -> float | None:
+    """The pause of a restart, which only the job itself knows; the backend reports that of a live resize."""
+    if report.resize_seconds is None or report.resize_kind in LIVE_KINDS:
+        return None
+    # A pause that began before the job had its GPUs was measured by a clock that somebody has moved.
+    longest = at - record.held_since + _CLOCKS_DIFFER_SECONDS
+    return None if report.resize_seconds > longest else report.resize_seconds
 
 
 def row_of(job_id: str, at: float, report: Report) -> TelemetryRow:

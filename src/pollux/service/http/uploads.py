@@ -72,11 +72,7 @@ class Packages:
     def _add(self, digest: str, size: int, offset: int, piece: bytes) -> tuple[int, str | None]:
         whole, part = self._folder / digest, self._folder / f"{digest}.part"
         if os.path.lexists(whole):
-            if not stat.S_ISDIR(whole.lstat().st_mode):
-                raise Conflict(
-                    f"{whole} is in the way of a package and no folder: remove it, and send the package again"
-                )
-            os.utime(whole)
+            _note_use(whole)
             return size, str(whole)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         have = part.lstat().st_size if os.path.lexists(part) else 0
@@ -140,3 +136,10 @@ class Packages:
         finally:
             part.unlink(missing_ok=True)
         return str(whole)
+
+
+def _note_use(whole: Path) -> None:
+    """Note that a package was asked for now, so that it is kept."""
+    if not stat.S_ISDIR(whole.lstat().st_mode):
+        raise Conflict(f"{whole} is in the way of a package and no folder: remove it, and send the package again")
+    os.utime(whole)
