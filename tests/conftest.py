@@ -125,7 +125,20 @@ def pytest_runtest_makereport(
         report.user_properties.append(("seed", told))
     if told and report.failed:
         report.sections.append(("seed", f"{told}; --seed and --events give the same moments again"))
+    _make_writable(report)
     return report
+
+
+def _make_writable(report: pytest.TestReport) -> None:
+    """Text that is no Unicode, such as a fuzzed line in a failure, would end the worker that sends the report."""
+    report.sections = [(_writable(title), _writable(text)) for title, text in report.sections]
+    text = report.longreprtext
+    if _writable(text) != text:
+        report.longrepr = _writable(text)
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 _DATA = Path(os.environ.get("POLLUX_OSDI21_DATA", REPOSITORY.parent / "shared" / "data" / "osdi21"))
