@@ -42,6 +42,7 @@ BODIES: dict[str, list[Any]] = {
     "/v1/jobs/{job_id}/resize": [{"gpus": 2}, {"gpus": "1..4"}, {"gpus": 0}, {}, None],
     "/v1/jobs/{job_id}/reports": [encode(sample_report(1, 10.0)), {"generation": 1}, {}, None],
     "/v1/queues/{queue}": [{"weight": 2}, {"gpu_quota": 3}, {"weight": "much"}, None],
+    "/v1/nodes/{node}/set-aside": [{"why": "its fan is broken"}, {}, {"why": 3}, None],
     "/v1/shutdown": [{"jobs": "keep"}, {}, {"jobs": "maybe"}, None],
     "/v1/packages": [PIECE, {**PIECE, "offset": 9}, {**PIECE, "data": "?"}, None],
     "/v1/session": [{"token": "wrong"}, {"token": 3}, {}, None],
@@ -153,7 +154,7 @@ class Api(RuleBasedStateMachine):
 
     def do(self, operation: Operation, name: str, body: Any, query: dict[str, Any]) -> Any:
         """Request for one operation, of the job, queue or replay that its path names."""
-        path = operation.path.format(job_id=name, queue=name, replay_id=self.replays[-1])
+        path = operation.path.format(job_id=name, queue=name, node=name, replay_id=self.replays[-1])
         text = "&".join(f"{key}={value}" for key, value in query.items())
         answer = self.ask(operation.method, f"{path}?{text}" if text else path, body)
         if operation.name == "begin_replay" and answer.status_code == 202:

@@ -81,10 +81,15 @@ def _error(code: int) -> dict[str, Any]:
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
-    patterns = {"job_id": ID_PATTERN, "queue": NAME_PATTERN, "replay_id": "^[0-9a-f]{1,32}$"}
+    shapes: dict[str, dict[str, Any]] = {
+        "job_id": {"pattern": ID_PATTERN},
+        "queue": {"pattern": NAME_PATTERN},
+        "node": {"minLength": 1},
+        "replay_id": {"pattern": "^[0-9a-f]{1,32}$"},
+    }
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": pattern}}
-        for name, pattern in patterns.items()
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", **shape}}
+        for name, shape in shapes.items()
         if f"{{{name}}}" in path
     ]
 

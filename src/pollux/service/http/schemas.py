@@ -15,6 +15,7 @@ from pollux.wire.report import (
     LARGEST_NUMBER,
     LARGEST_SECONDS,
     MOST_ERROR_CHARACTERS,
+    SMALLEST_NUMBER,
     Report,
     ReportReply,
 )
@@ -169,6 +170,11 @@ def components() -> dict[str, Any]:
         found[kind.__name__] = schema
     for name in ("Report", "ModelReport", "NoiseReport"):
         found[name] = _strict(found[name])
+    for name in ("Report", "NoiseReport"):
+        for value in found[name]["properties"].values():
+            for part in (value, *value.get("anyOf", ())):
+                if part.get("type") == "number" and "maximum" in part:
+                    part["anyOf"] = _NOT_TINY
     found["Report"]["properties"]["version"] = {"const": 1}
     found["Report"]["properties"]["resize_kind"]["enum"] = ["", RESTART, *LIVE_KINDS]
     found["Report"]["properties"]["checkpoint_error"]["maxLength"] = MOST_ERROR_CHARACTERS
@@ -178,6 +184,10 @@ def components() -> dict[str, Any]:
     for name in ("initial_batch", "max_batch", "local_batch_min", "local_batch_max"):
         model[name] |= {"minimum": 1, "maximum": LARGEST_BATCH}
     return found
+
+
+# No training has such numbers, and products of them would be nothing.
+_NOT_TINY = [{"const": 0}, {"minimum": SMALLEST_NUMBER}, {"maximum": -SMALLEST_NUMBER}]
 
 
 def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
