@@ -27,6 +27,7 @@ from pollux.testing.waiting import PATIENCE_SECONDS
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "10"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20211"))
 KEEP = 2
+REPOSITORY = Path(__file__).resolve().parents[2]
 FILE_OPERATIONS = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree"}
 
 
@@ -34,7 +35,7 @@ def test_kills_at_random_moments(tmp_path):
     print(f"seed {SEED}, {EVENTS} events")
     result = subprocess.run(
         [sys.executable, __file__, str(tmp_path / "c"), str(SEED), str(EVENTS)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS + 5 * EVENTS,
@@ -63,7 +64,7 @@ def write_until_killed(path: Path, report: int, operations: int | None) -> None:
     """Save one step after the other, and say which are on disk; die at the given file operation, if any."""
     checkpointer = Checkpointer(path, keep=KEEP)
     newest = checkpointer.latest()
-    first = 1 if newest is None else newest.step + 1
+    first = 1 if newest is None else newest.manifest.step + 1
     os.write(report, b"ready\n")
     if operations is not None:
         die_at(operations, path)

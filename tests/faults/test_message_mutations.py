@@ -39,6 +39,7 @@ from pollux.core.errors import BackendFailed, CheckpointDamaged, CheckpointMisma
 from pollux.service import create_app
 from pollux.testing.jobs.replica_server import load_module
 from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.codec import encode as to_json
 from pollux.wire.live import store_channel
 from pollux.wire.live.codec import MalformedValue, encode, encode_tagged, from_plain, to_plain
@@ -183,7 +184,7 @@ def test_a_shim_hears_on_whatever_is_said(chance, loop, capsys):
     services = ServiceConnections(listener, loop, obey, lambda: unknown.append(1))
     ours, theirs = socket.socketpair()
     services.add(theirs)
-    ours.settimeout(5.0)
+    ours.settimeout(PATIENCE_SECONDS)
     try:
         for text in mutations.texts(tagged(*SHIM), chance, MESSAGES):
             line = text.replace(b"\n", b" ")

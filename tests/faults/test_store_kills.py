@@ -27,12 +27,14 @@ from pollux.testing.waiting import PATIENCE_SECONDS
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "12"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20214"))
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_kills_at_random_moments(tmp_path):
     print(f"seed {SEED}, {EVENTS} events")
     result = subprocess.run(
         [sys.executable, __file__, str(tmp_path), str(SEED), str(EVENTS)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS + 5 * EVENTS,

@@ -29,7 +29,8 @@ def limits(tree: ast.AST) -> Iterator[tuple[int, float]]:
         found: list[ast.expr | None] = []
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            found += node.args if name in ALONE and len(node.args) == 1 else []
+            of_text = isinstance(getattr(node.func, "value", None), ast.Constant)  # "/".join(parts)
+            found += node.args if name in ALONE and len(node.args) == 1 and not of_text else []
             found += node.args[2:3] if name in ("wait", "wait_for", "wait_until") else []
             found += [each.value for each in node.keywords if name in NAMED and each.arg in ("seconds", "timeout")]
         elif isinstance(node, ast.FunctionDef):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
+# The copy of the conftest imports `tests.support` as the original does.
+REPOSITORY = str(CONFTEST.parent.parent)
 # The plugins that matter here; others take seconds to load.
 PLUGINS = ("-p", "no:cacheprovider", "-p", "xdist", "-p", "pytest_rerunfailures")
 SKIPPED_TEST = "import pytest\ndef test_one(): pass\ndef test_two(): pytest.skip('no such thing here')\n"
@@ -37,7 +39,7 @@ def run(folder: Path, source: str, ci: str, *options: str, **more: str) -> subpr
     return subprocess.run(
         [sys.executable, "-m", "pytest", *PLUGINS, *options],
         cwd=folder,
-        env=environment | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | more,
+        env=environment | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": REPOSITORY} | more,
         capture_output=True,
         text=True,
         check=False,

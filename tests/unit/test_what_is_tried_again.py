@@ -89,7 +89,7 @@ def run(folder: Path, *options: str, room: str = "faults", ci: str = "", status:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *PLUGINS, "-raR", *options, "tests"],
         cwd=folder,
-        env=environment | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=environment | {"CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(CONFTEST.parents[1])},
         capture_output=True,
         text=True,
         check=False,

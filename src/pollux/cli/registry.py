@@ -31,7 +31,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "resume": ("pollux.cli.commands.jobs.control:resume", "Let paused jobs run again"),
     "resize": ("pollux.cli.commands.jobs.control:resize", "Change how many GPUs a job may have"),
     "queues": ("pollux.cli.commands.cluster.queues:app", "List queues: weight, quota, GPUs in use, jobs"),
-    "nodes": ("pollux.cli.commands.cluster.nodes:app", "List nodes, set them aside and take them back"),
+    "nodes": (
+        "pollux.cli.commands.cluster.nodes:app",
+        "List nodes: GPUs, type, GPUs in use, jobs",
+    ),
     "simulate": (
         "pollux.cli.commands.simulation.simulate:simulate",
         "Simulate workloads under scheduling policies and compare completion times, fairness and cost",

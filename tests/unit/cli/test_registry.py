@@ -12,7 +12,7 @@ from pollux.cli.registry import COMMANDS
 
 EXPECTED = {
     "up", "down", "run", "submit", "ls", "top", "show", "explain", "logs", "cancel", "pause", "resume", "resize",
-    "queues", "simulate", "whatif", "workload", "policies", "backends", "doctor", "config", "history",
+    "nodes", "queues", "simulate", "whatif", "workload", "policies", "backends", "doctor", "config", "history",
 }  # fmt: skip
 
 

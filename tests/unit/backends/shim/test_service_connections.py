@@ -8,6 +8,7 @@ import pytest
 from pollux.backends.process.select_loop import SelectLoop
 from pollux.backends.shim import service_connections
 from pollux.backends.shim.service_connections import ServiceConnections
+from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.live.messages import StatusMessage, StatusRequest, encode_message
 
 
@@ -27,7 +28,7 @@ def test_another_user_is_not_heard(tmp_path, monkeypatch, capfd, user, heard):
         caller.connect(path)
         os.close(folder)
         loop.turn(0.0)
-        caller.settimeout(5.0)
+        caller.settimeout(PATIENCE_SECONDS)
         if heard:
             caller.sendall(encode_message(StatusRequest()))
             loop.turn(0.0)

@@ -28,7 +28,7 @@ class Cluster:
     def __init__(self, desk):
         self.desk, self.controller, self.at = desk, desk.controller, 0.0
 
-    def run(self, job_id, node, outcome, script="", seconds=5.0):
+    def run_on(self, job_id, node, outcome, script="", seconds=5.0):
         """Start the job there, if need be submit it, and let it end after some seconds."""
         if job_id not in self.controller.jobs:
             words = ("python", script or f"{job_id}.py", f"--name={job_id}")
@@ -57,62 +57,62 @@ def nodes(make_desk):
 def test_different_jobs_that_fail_on_one_node_make_it_suspect(nodes, outcome):
     for number in range(FAILED_SCRIPTS):
         assert nodes.suspects == []
-        nodes.run(f"job-{number}", "n1", outcome)
+        nodes.run_on(f"job-{number}", "n1", outcome)
     assert nodes.suspects == ["n1"]
     assert "3 different scripts failed there" in nodes.controller.suspects()[0][1]
 
 
 def test_one_that_runs_elsewhere_and_fails_there_makes_it_suspect(nodes):
-    nodes.run("a", "n0", "stopped", seconds=5000.0)
+    nodes.run_on("a", "n0", "stopped", seconds=5000.0)
     for _ in range(FAILURES_OF_ONE):
         assert nodes.suspects == []
-        nodes.run("a", "n1", "crashed")
+        nodes.run_on("a", "n1", "crashed")
     assert nodes.suspects == ["n1"]
 
 
 def test_a_bad_script_that_fails_everywhere_makes_none_suspect(nodes):
     for turn in range(30):
-        nodes.run("bad", f"n{turn % 3}", "crashed")
+        nodes.run_on("bad", f"n{turn % 3}", "crashed")
     assert nodes.suspects == []
 
 
 def test_a_sweep_of_a_bad_script_is_one_script(nodes):
     for number in range(20):
-        nodes.run(f"trial-{number}", "n0", "crashed", script="train.py")
+        nodes.run_on(f"trial-{number}", "n0", "crashed", script="train.py")
     assert nodes.suspects == []
 
 
 def test_scripts_that_fail_on_the_next_node_too_say_nothing_against_the_first(nodes):
     for number in range(FAILED_SCRIPTS):
-        nodes.run(f"job-{number}", "n1", "crashed")
-        nodes.run(f"job-{number}", "n2", "crashed")
+        nodes.run_on(f"job-{number}", "n1", "crashed")
+        nodes.run_on(f"job-{number}", "n2", "crashed")
     assert nodes.suspects == []
 
 
 @pytest.mark.parametrize("outcome", ["out-of-memory", "stopped"])
 def test_what_is_not_the_nodes_doing_does_not_count(nodes, outcome):
     for number in range(10):
-        nodes.run(f"job-{number}", "n1", outcome)
+        nodes.run_on(f"job-{number}", "n1", outcome)
     assert nodes.suspects == []
 
 
 def test_a_job_that_does_well_there_clears_the_node(nodes):
     for number in range(FAILED_SCRIPTS - 1):
-        nodes.run(f"job-{number}", "n1", "crashed")
-    nodes.run("good", "n1", "succeeded")
-    nodes.run("job-9", "n1", "crashed")
+        nodes.run_on(f"job-{number}", "n1", "crashed")
+    nodes.run_on("good", "n1", "succeeded")
+    nodes.run_on("job-9", "n1", "crashed")
     assert nodes.suspects == []
 
 
 def test_the_last_usable_node_is_never_suspect(make_desk):
     alone = Cluster(make_desk(cluster(4)))
     for number in range(10):
-        alone.run(f"job-{number}", "n0", "crashed")
+        alone.run_on(f"job-{number}", "n0", "crashed")
     assert alone.suspects == []
     two = Cluster(make_desk(cluster(2, 2)))
     for number in range(FAILED_SCRIPTS):
-        two.run(f"a-{number}", "n0", "crashed")
-        two.run(f"b-{number}", "n1", "crashed")
+        two.run_on(f"a-{number}", "n0", "crashed")
+        two.run_on(f"b-{number}", "n1", "crashed")
     assert len(two.suspects) == 1
 
 
@@ -138,7 +138,7 @@ def test_what_runs_there_stays(desk):
 
 def test_it_is_taken_back_and_starts_with_a_clean_record(nodes):
     for number in range(FAILED_SCRIPTS):
-        nodes.run(f"job-{number}", "n1", "crashed")
+        nodes.run_on(f"job-{number}", "n1", "crashed")
     nodes.desk(NodeSetAside(nodes.at, "n1", "jobs fail there"))
     assert nodes.suspects == []
     assert dict(nodes.controller.set_aside) == {"n1": "jobs fail there"}
@@ -157,9 +157,9 @@ def test_nodes_that_nobody_knows_and_those_in_use_are_refused(desk):
 
 
 def test_all_of_it_is_kept_over_a_restart_and_states_of_before_are_read(nodes):
-    nodes.run("good", "n0", "succeeded")
+    nodes.run_on("good", "n0", "succeeded")
     for number in range(FAILED_SCRIPTS):
-        nodes.run(f"job-{number}", "n1", "crashed")
+        nodes.run_on(f"job-{number}", "n1", "crashed")
     nodes.desk(NodeSetAside(nodes.at, "n2", "its fan is broken"))
     saved = json.loads(json.dumps(nodes.controller.state()))
     restored = Controller.restored(saved, nodes.controller.settings)
