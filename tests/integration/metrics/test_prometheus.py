@@ -36,7 +36,7 @@ def service(tmp_path_factory):
     """A real service over HTTP with replicas on paper: jobs that train, one that waits, one that is done."""
     home = tmp_path_factory.mktemp("home")
     backend = FakeBackend([Node("node-0", 4, "cpu")], SystemClock(), by_itself=True)
-    backend.false_alarms = 0
+    backend.false_alarms = backend.refusals = 0
 
     def build(settings: ServiceSettings) -> Engine:
         viewer = serve.operator_token(home / "viewer-token")

@@ -96,6 +96,7 @@ class FakeBackend(BackendCapabilities):
     # Attributes instead of properties, so that tests can set them.
     head: str | None = None
     false_alarms: int | None = None
+    refusals: int | None = None
     notice_seconds: float | None = None
     taken_back_seconds: float | None = None
 
