@@ -329,9 +329,7 @@ def _lacking(story: _Story) -> str:
         return f"{need} of memory per GPU, and the largest node has {largest}{_room_for(story)}"
     if story.has("queue_quota"):
         return f"{story.gpus('gpus')}, and the quota of its queue is {story.say('queue_quota')}"
-    there = f"there {'is' if story.get('suitable_gpus') == 1 else 'are'} {story.say('suitable_gpus')}"
-    if not story.get("suitable_gpus"):
-        there = "there are none"
+    there = _suitable(story)
     if story.has("max_nodes"):
         one = story.get("max_nodes") == 1
         nodes = "1 node" if one else f"{story.say('max_nodes')} nodes"
@@ -339,6 +337,12 @@ def _lacking(story: _Story) -> str:
         story.implied(1.0, "max_nodes")
         return f"{story.gpus('gpus')} on at most {nodes}, and {largest} {story.say('suitable_gpus')}"
     return f"{story.gpus('gpus')}{_types(story, there)}"
+
+
+def _suitable(story: _Story) -> str:
+    """How many GPUs there are that suit the job."""
+    there = f"there {'is' if story.get('suitable_gpus') == 1 else 'are'} {story.say('suitable_gpus')}"
+    return there if story.get("suitable_gpus") else "there are none"
 
 
 def _room_for(story: _Story) -> str:
