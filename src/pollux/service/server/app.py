@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -62,13 +64,12 @@ def create_app(
     app.state.readiness = ServiceReadiness(engine, app.state.foreign)
     app.state.replays = replays = Replays(engine.history)
     every = operations(stop)
-    document = describe(every)
     by_path: dict[str, list[Operation]] = {}
     for operation in every:
         by_path.setdefault(operation.path, []).append(operation)
     for path, group in by_path.items():
         app.add_route(path, endpoint(engine, group), methods=[operation.method for operation in group])
-    _describe_at(app, document)
+    _describe_at(app, every)
     add_pages(app, WebFiles())
     app.add_exception_handler(HTTPException, _no_such_route)
     app.add_exception_handler(PolluxError, _refused)
@@ -85,14 +86,17 @@ def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:
     ]
 
 
-def _describe_at(app: Starlette, document: dict[str, Any]) -> None:
-    text = page(document)
+def _describe_at(app: Starlette, every: Iterable[Operation]) -> None:
+    @functools.cache
+    def document() -> dict[str, Any]:
+        # Made when it is asked for: that takes longer than the rest of the application.
+        return describe(every)
 
     async def schema(request: Request) -> Response:
-        return JSONResponse(document)
+        return JSONResponse(await asyncio.to_thread(document))
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(text)
+        return HTMLResponse(await asyncio.to_thread(lambda: page(document())))
 
     async def style(request: Request) -> Response:
         return Response(STYLE, media_type="text/css")
