@@ -1,4 +1,4 @@
-"""Where replicas run: adapters behind one protocol, by name; each loaded on use."""
+"""Where replicas run: adapters with one protocol, found by name, each imported on use."""
 
 from pollux.backends.registry import available, create, head_of, load, names, option_kinds, options, summary
 

@@ -74,7 +74,7 @@ class ReplicasStarted(BackendEvent):
     """All replicas of a generation are processes now; after a live resize, all have taken their first step in it.
 
     For a live resize `pause_seconds` says how long training paused, and `kind` is "grow", "shrink", "move" or
-    "recover". Both are None and empty for a start, and where the replicas did not report the pause. The scheduler
+    "recover". For a start, or where the replicas did not report the pause, they are None and empty. The scheduler
     learns the pause from this event only.
     """
 
@@ -133,7 +133,7 @@ Listener = Callable[[BackendEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The newest generation of one job that a backend was given.
+    """The newest generation of one job, as the backend was given it.
 
     `waiting`: accepted, but its GPUs are not free yet; `running`: has processes; `stopping`: was told to end;
     `ended`: no process is left. The field `ended` says how it ended; it is kept until `forget`.
@@ -158,7 +158,7 @@ class BackendCapabilities(Protocol):
     """What a backend may declare beyond starting and stopping replicas. Backends inherit the defaults from here."""
 
     options_class: ClassVar[type | None] = None
-    """The frozen dataclass whose fields the constructor takes as further keywords; None where there are no further."""
+    """The frozen dataclass whose fields are further keywords of the constructor; None where there are none."""
 
     @property
     def head(self) -> str | None:
@@ -172,12 +172,12 @@ class BackendCapabilities(Protocol):
 
     @property
     def refusals(self) -> int | None:
-        """How many connections of strangers processes of jobs refused; None where that is not counted."""
+        """How many connections from strangers the jobs' processes refused; None where that is not counted."""
         return None
 
     @property
     def notice_seconds(self) -> float | None:
-        """How long before its end jobs leave a node, to have time to save; None where nodes have no known end."""
+        """How long before a node's end jobs leave it, to have time to save; None where its end is not known."""
         return None
 
     @property
@@ -186,9 +186,9 @@ class BackendCapabilities(Protocol):
         return None
 
     def ran_seconds(self, job_id: str, generation: int) -> float | None:
-        """For how long the replicas of a generation have run, as what watches them measured; None: nobody measures it.
+        """How long the replicas of a generation have run, as measured by their watcher; None where it is not measured.
 
-        It goes on over restarts of the service, and ends with the generation, its shim or its machine.
+        The count goes on over restarts of the service, and ends with the generation, its shim or its machine.
         """
         return None
 
@@ -208,7 +208,7 @@ class BackendCapabilities(Protocol):
         return
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """Note how many nodes could be used, `awaited` by a job without GPUs; most backends ignore this."""
+        """Note how many nodes could be used; `awaited`: a job without GPUs waits for some. Most backends ignore it."""
         return
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Backends by name; each is imported on use."""
+"""Finds backends by name; imports each on use."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def create(name: str, **given: object) -> Backend:
 
 
 def head_of(name: str, given: Mapping[str, object]) -> str | None:
-    """The address by which nodes of a backend with these options reach this machine; None: its nodes are this one."""
+    """The address by which nodes of a backend with these options reach this machine; None: it is the only node."""
     return cast(str | None, load(name).head_of(given))
 
 
@@ -69,7 +69,7 @@ def summary(name: str) -> str:
 def available(name: str) -> str | None:
     """What is missing for a backend on this machine, and how to get it; None where it can be used.
 
-    The module of a backend may define `missing()`, which returns that; nothing is missing for a module without one.
+    The module of a backend may define `missing()`, which returns this text; otherwise nothing is missing.
     """
     if name == "local" and not sys.platform.startswith("linux"):
         return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"

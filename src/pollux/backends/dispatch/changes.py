@@ -1,7 +1,7 @@
 """Carries out a live resize in the service: waits until the new slots are free, then sends the order to the shim.
 
-Live or restart is not decided here: the rule is `JobRecord.moves_live`, and `service.engine.executor` follows it. Here
-is only the fallback: a job whose new slots stay busy, or cannot be used while it must leave its own, is restarted.
+`JobRecord.moves_live` chooses between live resize and restart, and `service.engine.executor` follows it. This module
+has only the fallback: it restarts a job whose new slots stay busy, or are unusable while it must leave its own.
 In a live resize: after `backends.dispatch.dispatcher`, before `backends.shim.process` (docs/design/0016).
 """
 
@@ -28,7 +28,7 @@ _Slots = tuple[Slot, ...]
 
 
 class JobChanges:
-    """Sends the order to resize live to the shims of jobs that await one; `order_of` makes the order for slots."""
+    """Sends the order for a live resize to the shims of jobs that wait for one; `order_of` makes the order."""
 
     def __init__(
         self, table: JobTable, thread: WorkerThread, site: Site, order_of: Callable[[Launch, _Slots], LaunchOrder]
@@ -36,7 +36,7 @@ class JobChanges:
         self._table, self._thread, self._site, self._order_of = table, thread, site, order_of
 
     def advance(self, job: DispatchedJob) -> None:
-        """Send the order to resize once there are slots for the joiners, or it is known that there will be none."""
+        """Send the order once there are slots for the joiners; refuse or restart where there will be none."""
         now, held = job.now, job.next
         assert now is not None
         assert held is not None
@@ -46,7 +46,7 @@ class JobChanges:
             self._answer(job, now, held, *found)
 
     def _answer(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, why: str, target: _Slots) -> None:
-        """Do what the slots of `target` allow; `why`: some of them are not available. Empty: they may still come."""
+        """Do what the slots of `target` allow, empty while they may still come; `why`: why some are not available."""
         kept = now.remaining
         stays = bool(set(target) & set(kept))
         if not target:
@@ -64,7 +64,7 @@ class JobChanges:
             self._restart(now, held)
 
     def _find_slots(self, job_id: str, launch: Launch, now: HeldGeneration, kept: _Slots) -> tuple[str, _Slots] | None:
-        """Why some slots of a change are not available, and its slots; no slots where they may still come.
+        """Why some slots of a resize are not available, and all its slots; none while they may still come.
 
         None: it is not known yet whether the slots can be used.
         """
@@ -74,7 +74,7 @@ class JobChanges:
         return self.vet(launch, target, kept) if target else self._table.slots.refused(job_id, launch.placement, kept)
 
     def vet(self, launch: Launch, target: _Slots, kept: _Slots) -> tuple[str, _Slots] | None:
-        """Why some of these slots must not be used, and the slots with those marked as gone.
+        """Why the new slots must not be used, and all slots, with the new ones then marked as gone.
 
         None: not known yet; the thread is woken once it is.
         """
@@ -88,7 +88,7 @@ class JobChanges:
     def _end_deadlock(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, kept: _Slots) -> None:
         """Restart a job that has waited for slots too long: jobs may wait for slots of one another for ever.
 
-        So may a job that is to move to other nodes, and that gets nothing there while it holds its own slots.
+        A job that is to move may also wait for ever: on other nodes it gets nothing while it holds its own slots.
         """
         if held.waits_since is None:
             held.waits_since = time.monotonic()
@@ -114,7 +114,7 @@ class JobChanges:
         self._thread.wake()
 
     def _refuse(self, job: DispatchedJob, why: str, target: _Slots, kept: _Slots) -> None:
-        """Report that there are no slots for the joiners; the running generation goes on and is not told."""
+        """Report that there are no slots for the joiners; the running generation goes on, and hears nothing of it."""
         assert job.next is not None
         generation, job.next = job.next.generation, None
         self._table.keep_slots(job)

@@ -1,6 +1,6 @@
 """Carries out orders for jobs: gives them slots, and starts, changes and ends their generations.
 
-The jobs' shims own the processes, the allocator the slots. `shim_backend` and the backends check orders.
+The jobs' shims own the processes; the allocator owns the slots. `shim_backend` and the backends check orders.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Dispatcher:
         self._home_lock = -1
 
     def start(self, listener: Listener) -> None:
-        """Find running jobs, and report how others ended meanwhile; only one object at a time may work in a home."""
+        """Find running jobs, and report the jobs that ended meanwhile; only one object at a time may work in a home."""
         if self.thread.was_started:
             raise BackendFailed("this backend was started already; make a new one")
         self._lock_home()
@@ -96,7 +96,7 @@ class Dispatcher:
         self.thread.start("pollux-backend")
 
     def submit(self, launch: Launch) -> None:
-        """Start the job as soon as slots are free; a generation that is not newer than the newest known is ignored."""
+        """Start the job as soon as slots are free; ignore a generation unless it is newer than all known ones."""
         with self.thread.lock:
             job = self.table.jobs.get(launch.job_id)
             if job is None:

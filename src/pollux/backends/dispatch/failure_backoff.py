@@ -14,7 +14,7 @@ _log = logging.getLogger("pollux.backends")
 
 
 class FailureBackoff:
-    """Counts turns in a row in which a step failed. One thread calls `turn` and `step`."""
+    """Counts successive turns in which a step failed. One thread calls `turn` and `step`."""
 
     def __init__(self) -> None:
         self._bad_turns = 0
@@ -37,7 +37,7 @@ class FailureBackoff:
         return min(first * 2.0 ** min(self._bad_turns - 1, 10), longest)
 
     def step(self, what: Callable[[], object]) -> None:
-        """Do one step of a turn; a failure of it does not stop the other steps."""
+        """Do one step of a turn; if it fails, the other steps still run."""
         try:
             what()
         except Exception:

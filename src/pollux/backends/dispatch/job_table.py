@@ -26,8 +26,8 @@ __all__ = ["DispatchedJob", "HeldGeneration", "JobTable"]
 class HeldGeneration:
     """One generation. `launch`: None for a generation found running. `sent`: its shim was told to start it.
 
-    `stop_grace`: the grace once it was told to end; `stop_sent`: the last grace that the shim was told. `changes`: it
-    starts by a live resize of the generation before; during the resize `places` are the slots of both, `target` those
+    `stop_grace`: the grace once it was told to end; `stop_sent`: the last grace sent to the shim. `changes`: a live
+    resize of the generation before starts it; during the resize `places` are the slots of both, `target` those
     of this one. `kept`: after a loss, the slots of the replicas that can go on. `waits_since`: since when its resize
     waits for slots.
     """
@@ -98,9 +98,9 @@ class DispatchedJob:
 
     @property
     def has_live_generation(self) -> bool:
-        """Whether replicas can join and leave the generation that runs, and it was not told to end.
+        """Whether the running generation lets replicas join and leave, and was not told to end.
 
-        The controller's rule for live resize or restart is another thing: `JobRecord.moves_live`.
+        The controller chooses between live resize and restart by another rule: `JobRecord.moves_live`.
         """
         now = self.now
         return now is not None and now.live and now.ended is None and now.stop_grace is None

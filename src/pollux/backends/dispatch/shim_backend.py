@@ -41,7 +41,7 @@ class ShimBackend(BackendCapabilities):
 
     @property
     def healthy(self) -> bool:
-        """Whether the backend's thread runs; false, too, after several turns in a row that failed."""
+        """Whether the backend's thread runs, and its work has not failed several turns in a row."""
         return self._dispatcher.thread.healthy
 
     @property
@@ -51,15 +51,15 @@ class ShimBackend(BackendCapabilities):
 
     @property
     def refusals(self) -> int:
-        """How many connections of strangers the jobs' processes here refused, since this object began."""
+        """How many connections from strangers the jobs' processes here refused since this object was made."""
         return self._dispatcher.shims.refusals
 
     def start(self, listener: Listener) -> None:
-        """Find running jobs, and report how others ended meanwhile; only one object at a time may work in a home."""
+        """Find running jobs, and report the jobs that ended meanwhile; only one object at a time may work in a home."""
         self._dispatcher.start(listener)
 
     def submit(self, launch: Launch) -> None:
-        """Start the job as soon as slots are free; a generation that is not newer than the newest known is ignored."""
+        """Start the job as soon as slots are free; ignore a generation unless it is newer than all known ones."""
         _check_words(launch)
         self._check_placement(launch, False)
         self._dispatcher.submit(launch)
@@ -82,7 +82,7 @@ class ShimBackend(BackendCapabilities):
         return self._dispatcher.running()
 
     def ran_seconds(self, job_id: str, generation: int) -> float | None:
-        """For how long the replicas of a generation have run, as their shim measured; None where it has not said."""
+        """For how long the replicas of a generation have run, as their shim measured; None if not reported."""
         return ran_seconds(run_folder(self._home, check_job_id(job_id)), generation)
 
     def logs(self, job_id: str, replica: int = 0, offset: int = 0, limit: int = 65536) -> LogChunk:

@@ -101,7 +101,7 @@ class ForkserverClient:
 
 
 def _spawn(module: str, arguments: list[str], fds: list[int], output: Path, environ: Mapping[str, str]) -> int:
-    """Start a module of ours in a session of its own; it gets the files as 3, 4, ... and no others."""
+    """Start one of our modules in its own session; it has these files as descriptors 3, 4, ... and no others."""
     # Copies with high numbers, so that none is overwritten by the numbers of the child.
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20) for fd in fds]
     actions: list[tuple[Any, ...]] = [
@@ -123,7 +123,7 @@ def _spawn(module: str, arguments: list[str], fds: list[int], output: Path, envi
 
 @contextlib.contextmanager
 def _short_path(folder: Path) -> Any:
-    """A path of the shim's socket that is short for any folder: the kernel takes 107 bytes."""
+    """A path of the shim's socket that is short for any folder: the kernel takes at most 107 bytes."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{number}/shim.sock"

@@ -55,7 +55,7 @@ class ShimEvents:
         self._thread.watch(link.peer, lambda: self.read_messages(job))
 
     def await_hellos(self) -> None:
-        """Wait for the status of every shim: a launch that it got last may not be on disk yet."""
+        """Wait for the status of every shim: its last launch may not be on disk yet."""
         jobs = self._table.jobs
         waiting = {job.id: job.link for job in jobs.values() if job.link is not None}
         for link in waiting.values():
@@ -83,7 +83,7 @@ class ShimEvents:
             try:
                 self.handle(job, job.link, message)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                # What comes after it is heard.
+                # Messages after it are still handled.
                 _log.warning(
                     "what the shim of job '%s' said cannot be used (%s: %.200s): see %s/shim.log",
                     job.id, type(error).__name__, error, job.folder,
@@ -108,7 +108,7 @@ class ShimEvents:
             self._note_progress(job, held, message)
 
     def _note_status(self, job: DispatchedJob, link: ShimClient, status: StatusMessage) -> None:
-        """Note the state of a shim, and its generation where an earlier service started that."""
+        """Note the state of a shim, and its generation where an earlier service started it."""
         link.warm = status.warm
         if job.now is None and status.generation is not None:
             self._learn(job, status.generation)

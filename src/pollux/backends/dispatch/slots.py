@@ -1,4 +1,4 @@
-"""Gives slots to jobs, on this machine or on lent nodes, and knows what replicas there are started with."""
+"""Gives slots to jobs, on this machine or on lent nodes, and knows how replicas are started there."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class SlotAllocator(Protocol):
         """Note that a job found running uses these slots."""
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
-        """Why the slots are not available, and the slots of the placement with those that are not marked as gone.
+        """Why slots are not available, and all slots of the placement, with the missing ones marked as gone.
 
-        Empty where they may still come.
+        Both are empty while they may still come.
         """
 
     def placement(self, places: Iterable[Slot]) -> Placement:
@@ -93,7 +93,7 @@ class LocalSlotAllocator:
         held |= new
 
     def refused(self, job_id: str, placement: Placement, kept: Sequence[Slot]) -> tuple[str, _Slots]:
-        """Never: every slot of this machine will be free some time."""
+        """Always empty: every slot of this machine becomes free some time."""
         return "", ()
 
     def placement(self, places: Iterable[Slot]) -> Placement:
@@ -115,11 +115,11 @@ class LocalSlotAllocator:
         }
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
-        """Kill its processes; none is left from before the machine was booted."""
+        """Kill its processes; none is left if the machine has booted since."""
         if record.get("boot") != proc.boot_id():
             return True
         replicas = record.get("replicas", [])
-        # Pids are reused: where another process has one now, the session of that number is not ours.
+        # Pids are reused: if another process has this pid now, its session is not ours.
         sessions = {int(pid) for pid, start, _ in replicas if proc.start_time(int(pid)) in (None, start)}
         left = proc.members(
             f"TORCHELASTIC_RUN_ID={record.get('run_id')}",
@@ -166,7 +166,7 @@ class FleetSlotAllocator:
         return tuple(hosted.node for hosted in self.hosts.values())
 
     def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
-        """See `SlotAllocator.allocate`; asks the provider once, and returns none until it has given all of them."""
+        """See `SlotAllocator.allocate`; asks the provider once, and returns no slots until it has given all."""
         staying, lacking = _staying(placement, kept)
         self._ask(job_id, lacking, busy)
         held = self._provider.held(job_id) if any(lacking.values()) else {}
@@ -180,7 +180,7 @@ class FleetSlotAllocator:
         return (*staying, *joining)
 
     def _ask(self, job_id: str, lacking: Mapping[str, int], busy: Sequence[Slot]) -> None:
-        """Ask the provider for the slots that the job lacks on each node, beside those that are busy."""
+        """Ask the provider for the slots that the job lacks on each node, in addition to the busy ones."""
         used = Counter(slot.node for slot in busy)
         wanted = {node: used[node] + count for node, count in lacking.items() if count > 0}
         if wanted and self._asked.get(job_id) != wanted:
@@ -194,7 +194,7 @@ class FleetSlotAllocator:
         """See `SlotAllocator.release_except`."""
         kept = set(places)
         if self._asked.pop(job_id, None) is not None:
-            # The job must not get slots any more that it does not need now.
+            # The job must not get slots later that it no longer needs.
             self._provider.ask(job_id, {})
         rest = {
             node: tuple(index for index in held if Slot(node, index) not in kept)

@@ -75,7 +75,7 @@ class WorkerThread:
         self._events.append(event)
 
     def step(self, what: Callable[[], object]) -> None:
-        """Do one step of the work; a failure of it does not stop the other steps."""
+        """Do one step of the work; if it fails, the other steps still run."""
         self._failures.step(what)
 
     def watch(self, file: socket.socket, heard: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
 """Jobs on nodes that any engine lends: their shims run beside the service, their replicas on the nodes.
 
-An engine's backend is this one with its own `NodeProvider`. `node_daemon` runs on the nodes. How losses are noticed is
+An engine's backend is this one with that engine's provider. `node_daemon` runs on the nodes. How losses are noticed is
 described in `docs/design/0008-fleet.md`.
 """
 
@@ -82,7 +82,7 @@ class FleetBackend(ShimBackend):
 
     @classmethod
     def head_of(cls, options: Mapping[str, Any]) -> str:
-        """The address in the options, or else the address of this machine for others."""
+        """The address in the options, else this machine's address for others."""
         return str(options.get("head") or own_address())
 
     def reports_go_to(self, url: str) -> None:
@@ -107,7 +107,7 @@ class FleetBackend(ShimBackend):
         return self._shared.refuses(folders, up)
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """Pass on how many nodes could be used, `awaited` by a job without GPUs, to an engine that scales."""
+        """Tell an engine that scales how many nodes could be used; `awaited`: a job without GPUs waits for some."""
         self._provider.desire(num_nodes, awaited)
 
 

@@ -271,12 +271,12 @@ class NodeWatch(Site):
             self._release_silent(left)
 
     def _release_silent(self, asked: Mapping[str, LentNode]) -> None:
-        """Tell the provider all nodes among these that have been silent for long."""
+        """Tell the provider which of these nodes have been silent for long."""
         now, hosts = time.monotonic(), self._slots.hosts
         with self._thread.lock:
             silent = {node: lent for node, lent in asked.items() if node in self._suspects and node in hosts}
         since = {node: self._silent_since.get(node, (lent.address, now)) for node, lent in silent.items()}
-        # A new daemon of a node counts as silent from now on, not since its predecessor was.
+        # A new daemon's silence is counted from now on, not from its predecessor's.
         self._silent_since = {
             node: at if at[0] == silent[node].address else (silent[node].address, now) for node, at in since.items()
         }

@@ -44,7 +44,7 @@ class SharedFolders:
     def check(
         self, folders: Sequence[str], hosts: Iterable[LentNode], changed: Callable[[], None]
     ) -> FolderCheck | None:
-        """The same without waiting; a node that does not answer counts as one that does not share. None: not known yet.
+        """Like `refuses` without waiting; a node that does not answer counts as not sharing. None: not known yet.
 
         `changed` is called from another thread once the answer is known.
         """

@@ -49,7 +49,7 @@ class _StopScript(SystemExit):
 
 
 class _CopiedStream:
-    """Writes text to a stream and to `keep`; all else is the stream's own, also text that is written to its buffer."""
+    """Writes text to a stream and to `keep`; all else, also writes to its buffer, concerns the stream alone."""
 
     def __init__(self, stream: TextIO, keep: Callable[[str], None]) -> None:
         self._stream = stream
@@ -76,7 +76,7 @@ class _CopiedStream:
 class InlineBackend(BackendCapabilities):
     """One node of `slots` slots; jobs run one at a time, since they use the command line and folder of the process.
 
-    Output goes where this process's goes, and is kept for `logs`.
+    Output goes to this process's streams, and is kept for `logs`.
     """
 
     name = "inline"
@@ -103,7 +103,7 @@ class InlineBackend(BackendCapabilities):
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, listener: Listener) -> None:
-        """Start the thread; no job runs from before."""
+        """Start the thread; there are no earlier jobs to find."""
         self._listener = listener
         self._thread = threading.Thread(target=self._run, name="pollux-inline-backend", daemon=True)
         self._thread.start()

@@ -24,7 +24,7 @@ __all__ = ["LocalBackend"]
 class LocalBackend(ShimBackend):
     """Runs jobs on this machine; several objects, one after another, may work in the same `home`.
 
-    `slots`: use this number of CPU slots instead of GPUs; None for the GPUs, or one slot per core without any. `warm`:
+    `slots`: use this number of CPU slots instead of GPUs; None for the GPUs, or one slot per core without GPUs. `warm`:
     keep a process that has imported PyTorch (some 300 MB), from which `python SCRIPT` jobs start in milliseconds.
     `hang_seconds`: silence after which a replica of a live job is killed as hung; None for POLLUX_HANG_SECONDS, or 30.
     `orphan_seconds`: stop jobs, with their grace, when no service has been connected for this time, as after a

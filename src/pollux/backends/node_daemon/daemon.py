@@ -3,7 +3,7 @@
 It is started with `python -m pollux.backends.node_daemon.daemon`.
 
 It has one thread and has imported what training scripts import, so that replicas start in milliseconds. It does not
-know which engine lends the node: the engine's part of Pollux starts it, and reads from a file where it listens.
+know which engine lends the node: the engine's part of Pollux starts it, and reads its address from a file.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class NodeDaemon:
         self._listener = listener
         self._warm_variables = warm_variables
         self._loop = SelectLoop()
-        # In the order in which they came.
+        # The oldest first.
         self._strangers: dict[int, _UnprovenPeer] = {}
         self._refusals = RefusalLog("the node's host")
         self._runners: dict[str, _RunnerHandle] = {}
@@ -130,7 +130,7 @@ class NodeDaemon:
         with contextlib.suppress(OSError):
             peer, address = self._listener.accept()
             if len(self._strangers) >= _MAX_STRANGERS:
-                # A shim proves itself within milliseconds, so that the oldest of these is none.
+                # A shim proves itself within milliseconds, so the oldest of these is not a shim.
                 self._refuse(next(iter(self._strangers.values())), "crowd", "too many had not proved themselves")
             stranger = _UnprovenPeer(
                 SecureLine(peer, f"{address[0]}:{address[1]}"),
@@ -282,7 +282,7 @@ def _secret(file: Path | None) -> bytes:
 
 
 def _warm(cold: bool) -> dict[str, str] | None:
-    """Import what training scripts import; the environment during that, None where forks would not be safe."""
+    """Import what training scripts import; returns the environment meanwhile, None where forks would not be safe."""
     variables = dict(os.environ)
     if cold or not forkserver.import_all():
         return None

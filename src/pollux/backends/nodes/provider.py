@@ -1,4 +1,4 @@
-"""The interface of an engine that lends nodes, and a provider that hands out the slots of nodes it has to itself.
+"""The interface of an engine that lends nodes, and a provider for nodes that nobody else uses.
 
 The shims of jobs start replicas on lent nodes through the node daemons there, not through the engine.
 """
@@ -42,7 +42,7 @@ class NodeProvider(Protocol):
         """
 
     def hosts(self) -> tuple[LentNode, ...]:
-        """The nodes for jobs, with those that are being taken back. Cached, since it is asked often."""
+        """The nodes for jobs, also those that are being taken back. Cached, since it is called often."""
 
     def is_up(self, node: str) -> bool:
         """Whether the daemon of a node in `hosts` is up now; False where the engine has to lend the node first."""
@@ -68,15 +68,15 @@ class NodeProvider(Protocol):
         """Free these places of the job; those that it does not hold are ignored."""
 
     def check_node(self, node: str) -> None:
-        """Look at this node soon: a job has been told that the engine takes it back."""
+        """Look at this node soon: a job has been told that the engine takes the node back."""
         return
 
     def release_silent(self, silent: Collection[LentNode]) -> None:
-        """Give back what is held without work on these nodes: they have been silent for long, and all others answer."""
+        """Give back these nodes where no job works on them: they have long been silent, and all others answer."""
         return
 
     def desire(self, num_nodes: int, awaited: bool = False) -> None:
-        """Note how many nodes could be used, `awaited` by a job without GPUs, for engines that scale."""
+        """Note, for engines that scale, how many nodes could be used; `awaited`: a job without GPUs waits for some."""
         return
 
     def warnings(self) -> tuple[str, ...]:
@@ -106,11 +106,11 @@ class PooledNodeProvider(NodeProvider):
         self.head = "127.0.0.1"
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
-        """Keep what node daemons are to be told; a subclass then looks for its nodes."""
+        """Keep what node daemons must know; a subclass then looks for its nodes."""
         self.secret, self.head, self._changed = secret, head, changed
 
     def offer(self, hosts: Iterable[LentNode]) -> None:
-        """Replace the nodes by these. Places that a job holds on a node that is gone stay noted until it drops them."""
+        """Replace the nodes by these. Places on a node that is gone stay noted until their job drops them."""
         with self._books:
             new = tuple(hosts)
             if new == self._hosts:

@@ -53,7 +53,7 @@ class Devices:
         return not self.gpus
 
     def cores_of(self, place: int, cpus_per_gpu: float = 0.0) -> tuple[int, ...]:
-        """The cores of one slot: its even share, at least one; or as many as the job asked for, from that share on."""
+        """The cores of one slot: its even share, at least one; or as many as the job asked for, starting there."""
         total, places = len(self.cores), max(1, self.node.num_gpus)
         first = place * total // places
         count = max(1, (place + 1) * total // places - first)
@@ -117,7 +117,7 @@ def _visible(found: list[tuple[int, str, str]], environ: Mapping[str, str]) -> l
 
 
 def find_devices(slots: int | None, environ: Mapping[str, str]) -> Devices:
-    """The GPUs in the driver's order; CPU slots where `slots` says how many, or one per core where there is no GPU."""
+    """The GPUs in the driver's order; CPU slots if `slots` gives their number, or one per core if there is no GPU."""
     if slots is not None and (isinstance(slots, bool) or not 1 <= slots <= _MAX_SLOTS):
         raise InvalidInput(f"slots is {slots}: give a whole number from 1 to {_MAX_SLOTS}, or leave it out")
     cores = tuple(sorted(os.sched_getaffinity(0)))

@@ -41,7 +41,7 @@ class ReplicaProcess:
 
 
 class ReplicaLauncher(Protocol):
-    """What a generation does with processes; no method waits. `session`: its name on other nodes, empty without any."""
+    """What a generation does with processes; no method waits. `session`: the job's name on other nodes, else empty."""
 
     sweep_seconds: float
     session: str
@@ -49,7 +49,7 @@ class ReplicaLauncher(Protocol):
     def start(
         self, start: ReplicaStart, place: str, memory_bytes: float, sink: Callable[[bytes], None]
     ) -> ReplicaProcess:
-        """Start a process; its output can be read from `output`, or goes into the sink where it runs elsewhere."""
+        """Start a process; its output can be read from `output`, or goes to the sink if the process runs elsewhere."""
 
     def terminate(self, process: ReplicaProcess, alone: bool) -> bool:
         """Send SIGTERM to the process alone or to all that it started; whether it still ran."""
@@ -64,10 +64,10 @@ class ReplicaLauncher(Protocol):
         """Send SIGKILL to all processes of the job."""
 
     def is_clear(self, kill: bool) -> bool:
-        """Whether no process of the job is left; `kill`: kill those that are."""
+        """Whether no process of the job is left; `kill`: kill those that are left."""
 
     def over_memory(self, processes: Mapping[int, ReplicaProcess], limit: float) -> tuple[int, float] | None:
-        """The replica whose processes use more than the limit, and how many bytes; None where there is none."""
+        """The replica whose processes use more than the limit, and its bytes; None where there is none."""
 
     @property
     def lacks_memory(self) -> bool:
@@ -75,7 +75,7 @@ class ReplicaLauncher(Protocol):
 
 
 class LocalLauncher:
-    """The descendants of this process, all of one job, except those that `spared` returns.
+    """Owns the descendants of this process, which all belong to one job, except those that `spared` returns.
 
     `warm_variables`: the environment during the imports, None where nothing was imported. `close_in_fork` is called
     first in every forked process.
@@ -118,7 +118,7 @@ class LocalLauncher:
         return ReplicaProcess(pid, proc.start_time(pid) or 0, reading, pipe)
 
     def terminate(self, process: ReplicaProcess, alone: bool) -> bool:
-        """Send SIGTERM; a process that has ended and waits to be reaped did not run any more."""
+        """Send SIGTERM; a process that has ended and waits to be reaped counts as ended."""
         ran = proc.is_alive(process.pid, process.start)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             (os.kill if alone else os.killpg)(process.pid, signal.SIGTERM)

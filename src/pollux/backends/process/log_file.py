@@ -38,7 +38,7 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _read_parts(path: Path) -> _Parts:
-    """What lies beside the log, which a job may have written: nothing it says leads out of the log."""
+    """The offsets in the file beside the log; a job may have written it, so none may lead out of the log."""
     try:
         value = json.loads(_read_beside(path, ".parts"))
         parts = _Parts(int(value["head"]), int(value["before"]), int(value["now"]))
@@ -163,7 +163,7 @@ def _segments(path: Path) -> list[tuple[int, int, Path]]:
         except OSError:
             continue
         if not stat.S_ISREG(status.st_mode):
-            # Says what it is, and raises.
+            # Raises, with the kind of the file.
             open_inside(path.parent.parent, path.parent.name, file.name).close()
         size = status.st_size
         end = start + (size if length < 0 else min(size, length))
@@ -206,7 +206,7 @@ def whole_characters(piece: bytes) -> bytes:
 def read_log(path: Path, offset: int = 0, limit: int = 65536) -> LogChunk:
     """A piece of the log; where bytes were dropped, a line says how many, and the offset skips them.
 
-    Conflict where another kind of file lies in its place, which is not read.
+    Conflict where a file of another kind is in its place; that is not read.
     """
     for _ in range(_MOST_ATTEMPTS):
         before = _read_parts(path)

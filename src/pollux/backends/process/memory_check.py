@@ -1,4 +1,4 @@
-"""Compares the memory that a job's replicas use with their limit, as often as that costs little."""
+"""Compares the memory that a job's replicas use with their limit, as often as is cheap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pollux.backends.process.launcher import ReplicaLauncher, ReplicaProcess
 __all__ = ["MemoryCheck"]
 
 _SECONDS = 0.25
-# A check may take long where there is much memory: it never takes more than a twentieth of the time.
+# A check of much memory may take long: checks take at most a twentieth of the time.
 _PAUSE_TIMES = 20.0
 
 

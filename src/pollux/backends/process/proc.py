@@ -138,8 +138,8 @@ def kill_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
 def memory_use(pid: int) -> tuple[int, int] | None:
     """The memory of a process in bytes, with its share of shared pages; and that share alone.
 
-    A shared page counts in equal parts for the processes that share it. None where the kernel does not say. The kernel
-    walks over all pages for it, which takes some milliseconds for each GB.
+    A shared page counts in equal parts for the processes that share it. None where the kernel does not say. To count,
+    the kernel walks over all pages, which takes some milliseconds for each GB.
     """
     kib = {"Pss": -1, "Private_Clean": 0, "Private_Dirty": 0}
     try:

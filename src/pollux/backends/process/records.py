@@ -59,7 +59,7 @@ def record_path(folder: Path, kind: str, generation: int) -> Path:
 
 
 def write_record(path: Path, value: Mapping[str, Any], durable: bool = True) -> None:
-    """Write a value so that after a crash the file is whole, or as it was before; of the machine, too, if `durable`."""
+    """Write a value so that a crash leaves the new file or the old one; also a crash of the machine if `durable`."""
     beside = path.with_suffix(".tmp")
     try:
         with open(beside, "w") as file:
@@ -98,7 +98,7 @@ def newest_generation(folder: Path) -> int | None:
 
 
 def remove_records(folder: Path, before: int | None = None) -> None:
-    """Remove the records in this folder; only those of generations `before` that one, where it is given."""
+    """Remove the records in this folder; where `before` is given, only those of earlier generations."""
     for path in sorted(folder.glob("*.json"), reverse=True):
         kind, _, number = path.stem.rpartition("-")
         if kind in ("generation", "ended", "ran") and number.isdigit() and (before is None or int(number) < before):

@@ -1,4 +1,4 @@
-"""Lines about connections that were refused: few, whatever strangers do, each with who it was.
+"""Lines about refused connections: few, whatever strangers do; each says who connected.
 
 Runs wherever a process of ours listens.
 """
@@ -18,14 +18,14 @@ __all__ = ["RefusalLog", "Refusals"]
 _LOG_SECONDS = 10.0
 
 
-# A line that is shorter is written whole, whoever else writes.
+# A shorter line is written whole even if others write meanwhile.
 _MAX_LINE_BYTES = 2000
 
 
 class Refusals:
     """A pipe by which a process hears of refusals, its own and those of processes that it forks.
 
-    `fd` is the end to read. From its making on, every `RefusalLog` without a writer of its own also writes here.
+    `fd` is the end to read. Once it is made, every `RefusalLog` without a writer of its own also writes here.
     """
 
     _out = -1
@@ -42,7 +42,7 @@ class Refusals:
 
     @classmethod
     def tell(cls, count: int, text: str) -> None:
-        """Write a line; where nobody reads, or there is no pipe, that is no matter."""
+        """Write a line; without a pipe or a reader this does nothing."""
         if cls._out >= 0:
             with contextlib.suppress(OSError):
                 os.write(cls._out, f"{count} {text}"[:_MAX_LINE_BYTES].encode() + b"\n")
@@ -55,10 +55,10 @@ def _print(text: str, count: int) -> None:
 
 
 class RefusalLog:
-    """One line for each kind of refusal in so many seconds, with how many there were since the last one.
+    """Writes at most one line per interval for each kind of refusal, with the number since the last line.
 
-    `what` is what refuses, as in "the job's store"; `write` takes a line and how many refusals it
-    tells of; the error stream and the pipe of `Refusals` where none is given.
+    `what` is what refuses, such as "the job's store"; `write` takes a line and the number of its refusals.
+    By default it writes to the error stream and the pipe of `Refusals`.
     """
 
     def __init__(self, what: str, write: Callable[[str, int], None] = _print) -> None:
@@ -67,7 +67,7 @@ class RefusalLog:
         self._told: dict[str, tuple[float, int]] = {}
 
     def refuse(self, peer: socket.socket, where: tuple[str, int], kind: str, why: str) -> None:
-        """Tell that the connection from `where` was refused; its user too, where that is one of this machine."""
+        """Report that the connection from `where` was refused, with its user if that is one of this machine."""
         user = None
         if self._is_due(kind):
             with contextlib.suppress(OSError, ValueError):
@@ -75,7 +75,7 @@ class RefusalLog:
         self.tell(f"{where[0]}:{where[1]}" + ("" if user is None else f" (user {user})"), kind, why)
 
     def tell(self, who: str, kind: str, why: str) -> None:
-        """The same of somebody whose name is known."""
+        """Report a refusal of somebody whose name is known."""
         now = time.monotonic()
         at, more = self._told.get(kind, (float("-inf"), 0))
         if now - at < _LOG_SECONDS:

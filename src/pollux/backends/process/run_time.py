@@ -1,7 +1,7 @@
 """For how long the replicas of a generation have run: written by the job's shim, read by services.
 
-Measured by the clock of the machine's uptime without sleep, which nobody can move, and kept in a record, so that it is
-known to a later service, also where the shim, or the machine, has ended since.
+A clock that nobody can set, and that stops while the machine sleeps, measures it. A record keeps it, so that a later
+service knows it even if the shim, or the machine, has ended since.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunClock:
 
     @property
     def due(self) -> float | None:
-        """When it is to be called again, on the monotonic clock; None while nothing runs."""
+        """When `note` must be called next, on the monotonic clock; None while nothing runs."""
         return None if self._generation is None else self._written_at + _WRITE_SECONDS
 
     def note(self, generation: int | None) -> None:
@@ -62,7 +62,7 @@ class RunClock:
 
 
 def ran_seconds(folder: Path, generation: int) -> float | None:
-    """For how long that generation has run until now, or until its end; None where nobody has measured it."""
+    """For how long that generation has run until now, or until its end; None where it was not measured."""
     record = read_record(record_path(folder, _KIND, generation)) or {}
     seconds, at = _number(record.get("seconds")), _number(record.get("at"))
     if seconds is None:

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a connection, where that is a process of this machine."""
+"""Finds the user at the other end of a connection, if its process runs on this machine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _as_ipv6(address: tuple[str, int]) -> str:
 
 
 def _text(packed: bytes, port: int) -> str:
-    # The kernel prints each word as this machine's processor reads it.
+    # The kernel prints each word in this machine's byte order.
     order = "<" if sys.byteorder == "little" else ">"
     words = struct.unpack(f"{order}{len(packed) // 4}I", packed)
     return f"{''.join(f'{word:08X}' for word in words)}:{port:04X}"

@@ -71,7 +71,7 @@ def python_call(
 ) -> PythonCall | None:
     """The script or module that a forked interpreter can run; None where the command needs a fresh interpreter.
 
-    It does for another program or interpreter, for flags of the interpreter, and where variables that are read at its
+    It needs one for another program or interpreter, for flags of the interpreter, and where variables read at its
     start differ from `ours`, those of this process.
     """
     if len(argv) < 2 or not _is_ours(executable) or _comes_too_late(environ, ours):

@@ -16,7 +16,7 @@ __all__ = ["ClaimFile"]
 
 _log = logging.getLogger("pollux.backends")
 
-# A crash may lose changes of this time, which does no harm: a restart frees such claims, or makes them again.
+# A crash may lose changes younger than this, which does no harm: a restart frees such claims, or makes them again.
 _PAUSE_SECONDS = 0.05
 
 

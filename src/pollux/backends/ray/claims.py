@@ -25,7 +25,7 @@ class Claim:
 
 
 class ClaimBook:
-    """All claims of one service. `prefix`: the beginning of the names of this service's placement groups only."""
+    """All claims of one service. `prefix`: what the names of its placement groups, and no others, begin with."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix

@@ -35,7 +35,7 @@ _LOG_BYTES = 1_000_000
 _LONGEST_LINE_BYTES = 1 << 26
 _LISTEN_SECONDS = 0.5
 _LOOKED_THROUGH_BYTES = 100_000
-# Ray writes this word to its log, tries on for 20 seconds, and then reports only that it failed to connect.
+# Ray writes this word to its log, goes on trying for 20 seconds, and then reports only that it failed to connect.
 _TOKEN_REFUSED = b"InvalidAuthToken"
 _TOKEN = "authentication token"
 _REMEDY = "check 'ray status' and --address"
@@ -48,7 +48,7 @@ _TOKEN_REMEDY = (
 class DriverClient:
     """Keeps a driver running from `start` to `close`; `hear` gets each of its lines, in the client's own thread.
 
-    `order` makes the first line for a new driver. Lines sent without a driver are lost: the first line says it all.
+    `order` makes the first line for a new driver. Lines sent without a driver are lost: the next first line has them.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class DriverClient:
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         with self._guard:
             self._outbox = outbox
-        # Made after the outbox is open: an order of this moment is sent twice, which does no harm, and never lost.
+        # Made after the outbox is open: an order that comes now may be sent twice, which does no harm, but is not lost.
         first = line_of(self._order())
         writer = threading.Thread(target=_write, args=(process, first, outbox), daemon=True, name="pollux-ray-out")
         writer.start()

@@ -45,9 +45,9 @@ class Grants:
     ) -> None:
         self.book, self._nodes, self._send, self._clock = book, nodes, send, clock
         self._refusals: dict[str, str] = {}
-        # By the claim on a GPU in use: groups with other GPUs, which are kept until Ray has granted that GPU.
+        # For each claim on a GPU in use: groups with other GPUs, which are kept until Ray has granted that GPU.
         self._mismatched: dict[str, list[str]] = {}
-        # By the node of which other Ray jobs hold a part: the claim without a job that stays in Ray's queue.
+        # The sentinel of each node of which other Ray jobs hold a part.
         self._sentinels: dict[str, str] = {}
 
     # For jobs
@@ -79,7 +79,7 @@ class Grants:
     # For the driver
 
     def for_new_driver(self) -> dict[str, str]:
-        """Every claim with its node. The driver removes all other groups, with those of other GPUs."""
+        """Every claim with its node. The driver removes all other groups, also those kept with other GPUs."""
         self._mismatched.clear()
         claims = {claim.name: claim.node_id for claim in self.book.claims.values()}
         return claims | {name: node_id for node_id, name in self._sentinels.items()}
@@ -200,7 +200,7 @@ class Grants:
             known.block(why, self._clock() + seconds)
 
     def _end_sentinel(self, name: str) -> bool:
-        """Drop the sentinel of that name, if there is one, and take its node for free again."""
+        """Drop the sentinel of that name, if there is one, and end the limit of its node."""
         node_id = next((node_id for node_id, sentinel in self._sentinels.items() if sentinel == name), None)
         if node_id is None:
             return False

@@ -31,7 +31,7 @@ _START_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 _WATCH_SECONDS = 300.0
 _WATCH_POLL_SECONDS = 0.1
-# A driver asks again every `_WATCH_SECONDS`. The wait for the next one is shorter after a driver that said goodbye.
+# A driver asks again every `_WATCH_SECONDS`. The wait for the next driver is shorter if the last called `release`.
 _ORPHAN_SECONDS = 900.0
 _PARTED_SECONDS = 60.0
 _IDLE_CHECK_SECONDS = 5.0

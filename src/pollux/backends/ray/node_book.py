@@ -94,7 +94,7 @@ class RayNodeBook:
     """Every node of the cluster by its name.
 
     `leaving`: nodes that Ray takes back, each with the reason. `is_first_look`: a new driver has not reported its nodes
-    yet. `has_new_head`: in its first report a driver had none of the nodes of before.
+    yet. `has_new_head`: a driver's first report had none of the earlier nodes.
     """
 
     def __init__(self) -> None:
@@ -119,9 +119,9 @@ class RayNodeBook:
         return not self._nodes and not self.is_first_look
 
     def restore(self, rows: Iterable[Mapping[str, Any]], used: Collection[str]) -> None:
-        """Take nodes of the record with claimed places for present until Ray reports otherwise.
+        """Treat recorded nodes with claimed places as present until Ray reports otherwise.
 
-        Jobs run on while Ray does not answer, perhaps for long; but jobs on nodes that are gone would be ended.
+        Jobs run on while Ray does not answer, perhaps for long; if their nodes counted as gone, they would be ended.
         """
         for row in rows:
             with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
@@ -139,7 +139,7 @@ class RayNodeBook:
 
     def replace_all(self, described: Collection[Mapping[str, Any]], leaving: Mapping[str, str]) -> None:
         """Replace the nodes by these, which are all that Ray has now."""
-        # All nodes at once: nodes that end one by one are reported one by one.
+        # Only a new head has lost all nodes at once: others are reported one by one.
         if self.is_first_look and self._nodes and not described:
             self.has_new_head = True
             _log.warning("%s", NEW_HEAD)

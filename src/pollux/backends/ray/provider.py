@@ -28,7 +28,7 @@ __all__ = ["RayNodeProvider"]
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """How many nodes of `size` places to ask for, None before any request; `awaited` by a job without GPUs."""
+    """How many nodes of `size` places to ask for, None before any request; `awaited`: a job without GPUs waits."""
 
     num_nodes: int | None = None
     awaited: bool = False

@@ -2,7 +2,7 @@
 
 It is started with `python -m pollux.backends.shim.forkserver`.
 
-It runs no operation, opens no GPU and has one thread, since nothing else survives a fork. Shims forked from it, and the
+It has only one thread, runs no operation and opens no GPU: more would not survive a fork. Shims forked from it, and the
 replicas forked from those, share its memory and start in milliseconds.
 """
 

@@ -151,7 +151,7 @@ class Generation:
         self._write_at = None
 
     def _write_record_or_retry(self) -> None:
-        """Record what has happened already: a disk that takes no record now must not stop it."""
+        """Record what has happened already; if the disk takes no record now, try again later."""
         try:
             self._write_record()
         except BackendFailed as error:
@@ -161,7 +161,7 @@ class Generation:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the record on disk says what this generation is now."""
+        """Whether the record of this generation on disk is up to date."""
         return self._write_at is None
 
     # Replicas that join and leave

@@ -62,7 +62,7 @@ class GenerationReplicas:
         return all(member.process.up or member.code is not None for member in self.members)
 
     def unused_numbers(self, count: int) -> list[int]:
-        """This many numbers of which no process runs, and no output is still being read."""
+        """This many numbers that no running process has, and no output that is still being read."""
         used = {replica.number for replica in self.everyone if replica.code is None or replica.output >= 0}
         return [number for number in range(len(used) + count) if number not in used][:count]
 

@@ -105,7 +105,7 @@ class LiveGeneration:
         self._refusal = ""
         # Keys whose values were malformed: each is logged once.
         self._malformed: set[str] = set()
-        # Numbers by rank, in each generation that some replica may believe to be in.
+        # Numbers by rank, for each generation that a replica may take for the current one.
         self._numbers = {order.generation: self._by_rank()}
         self.lost: LostMessage | None = None
         self.pause: PauseReport | None = None
@@ -289,7 +289,7 @@ class LiveGeneration:
         return cared_for
 
     def report_deaths(self, members: Sequence[RunningReplica]) -> None:
-        """Tell the remaining replicas of those that died while the job ends."""
+        """While the job ends, tell the remaining replicas which ones died."""
         dead = [member.number for member in members if (member.code or 0) not in _WELL_ENDED]
         if dead and self._was_heard and self._generation.is_ending:
             self._carry_out(self._transition.report_deaths(dead))

@@ -13,7 +13,7 @@ DEFAULT_HANG_SECONDS = 30.0
 """How long a replica that trains may be silent."""
 
 # An announced activity may take this many times as long: heartbeats repeat it every second unless something blocks the
-# interpreter. The same holds for a replica that waits for data while others wait for it, and for common silence.
+# interpreter. The same holds for a replica that waits for data while others wait for it, and for the silence of all.
 _BUSY_TIMES = 10.0
 # Heartbeats are sent and read once a second: replicas fell silent together if their last ones are no further apart.
 _TOGETHER_SECONDS = 3.0
@@ -44,7 +44,7 @@ class ListeningClock:
         return self._heard
 
     def at(self, due: float) -> float:
-        """A time of this clock on the underlying clock; earlier if there is need for a call in between."""
+        """A time of this clock as one of the underlying clock; earlier if a call is needed in between."""
         return self._last + min(due - self._heard, _LONGEST_GAP_SECONDS / 2)
 
 

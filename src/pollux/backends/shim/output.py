@@ -81,7 +81,7 @@ class RankLogs:
             self.flooded_until = self._window_began + _FLOOD_SECONDS
 
     def change_rank(self, replica: _Writer, rank: int) -> None:
-        """Write the replica's output to the log of that rank, but what is in its pipe now to that of the old rank."""
+        """Write the replica's output to the log of that rank from now on; what is in its pipe goes to the old log."""
         _read_out(replica, 1)
         replica.log.of_rank = self.writer_of(rank)
 

@@ -100,7 +100,7 @@ class Shim:
             self._act_on_due()
 
     def _tell_refusals(self) -> None:
-        """Its log ends with the job: a service writes them into its own."""
+        """Send refusals to services, which log them: the shim's own log ends with the job."""
         for many, text in self._refusals.read():
             self._services.tell(RefusedMessage(time.time(), many, text))
 
@@ -454,7 +454,7 @@ def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, st
     try:
         write_record(folder / "shim.json", {"pid": pid, "start": proc.start_time(pid)})
     except BackendFailed as error:
-        # Only people read it: the job is launched, or refused, for what else can be written.
+        # Go on, since only people read this file: other records decide whether the job is launched.
         _say(str(error))
     shim = Shim(folder, listener, warm_variables)
     try:
@@ -468,7 +468,7 @@ def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, st
 
 
 def _say(text: str) -> None:
-    """A line in the shim's log, where its disk takes one."""
+    """Write a line to the shim's log, if its disk takes one."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

@@ -1,6 +1,6 @@
 """Starts and ends replicas on other machines, through the job runners of the nodes.
 
-Nothing waits: the shim's loop serves the connections, which are made again when they break. A node that is silent for
+No method waits: the shim's loop serves the connections, which are made again when they break. A node that is silent for
 too long is lost, with all replicas of the job there: a lost node is noticed here on Ray and on Slurm alike.
 What the engines know of lost nodes: `fleet/node_watch`.
 """

@@ -88,7 +88,7 @@ class ServiceConnections:
         self._loop.watch(peer, lambda: self._hear(connection))
 
     def _accept(self) -> None:
-        """Only this user, and root, may order: the socket's folder keeps others out, and so does this."""
+        """Only this user and root may give orders: the socket's folder and this check keep others out."""
         with contextlib.suppress(OSError):
             peer, _ = self._listener.accept()
             user = user_of(peer)

@@ -177,7 +177,7 @@ class Transition:
         return [*actions, WatchKeys(()), GiveUp(why)]
 
     def report_deaths(self, numbers: Iterable[int]) -> list[Action]:
-        """Tell the others that these died while the job ends: the first of the remaining replicas saves."""
+        """While the job ends, tell the others that these died: the first of the remaining replicas saves."""
         found = {number for number in numbers if number in self.ranks}
         self.dead |= found
         self._lost |= {self.ranks[number] for number in found}
@@ -217,7 +217,7 @@ class Transition:
     def leave_dead_behind(self, why: str, now: float) -> list[Action]:
         """Let the other replicas go on without the dead ones, once the service has ordered a placement.
 
-        Where all of them were to leave, other jobs may need their places: then the others save and end.
+        If no replica was to stay, other jobs may need the places: then the living replicas save and end.
         """
         kept, attempt = self._kept(), self._attempt
         dead = {self.ranks[number] for number in self.dead if number in self.ranks}

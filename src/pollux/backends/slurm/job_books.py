@@ -11,7 +11,7 @@ __all__ = ["JobBooks"]
 
 
 class JobBooks(PooledNodeProvider):
-    """Gives places only on nodes whose host is `up`; Slurm would have to lend the other nodes that are offered first.
+    """Gives places only on nodes whose host is `up`; Slurm has not lent the other offered nodes yet.
 
     `up` is set under the `lock`, so that no job gets a place on a host that is about to be ended.
     """

@@ -41,7 +41,7 @@ _EVERYWHERE = "0.0.0.0"
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a node's host listens: an address, and the port where one is fixed. Replicas `meet` at an address.
+    """Where a node's host listens: an address, and the port where one is fixed. `meet`: where replicas meet.
 
     `reached`: the address by which the service reaches the host; empty where the service reads it from the host.
     """
@@ -77,7 +77,7 @@ def facts_of(environ: Mapping[str, str], gpus: int, slots: int) -> dict[str, Any
 
 
 def _gpus_given(listed: str, asked: int) -> list[int]:
-    """The number of GPUs that were asked for, out of those that Slurm lists for the step."""
+    """As many GPUs as were asked for, out of those that Slurm lists for the step."""
     words = [word.strip() for word in listed.split(",") if word.strip()]
     if not all(word.isdigit() for word in words):
         raise BackendFailed(f"Slurm gave the GPUs '{listed}', by names and not by numbers (MIG?): those cannot be used")
@@ -167,7 +167,7 @@ class _Node:
 
 
 def _where(head: str, ports: str, name: str) -> Where:
-    """Listen at the address on the way to `head`; where `ports` has this node, the service uses Slurm's address of it.
+    """Listen at the address on the way to `head`; where `ports` has this node, the service uses its Slurm address.
 
     The two differ on nodes with several networks, and a name may mean another address here: then the host listens on
     all networks. It refuses every caller that does not know the secret.

@@ -102,7 +102,7 @@ NODE_STATES: Mapping[str, Stand] = {
 }  # fmt: skip
 """Every state that sinfo prints of a node, without its flags; any other one is `leaving`.
 
-None is `gone`: Slurm calls a node down that it does not reach, but the host there may still answer, and jobs save.
+No state is `gone`: Slurm calls a node down if it does not reach it, but its host may still answer, and jobs save.
 """
 
 NOT_RESPONDING = "*"

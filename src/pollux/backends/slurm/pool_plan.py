@@ -1,6 +1,6 @@
 """Decides from Slurm's queue which nodes to lend or leave, and which pilots to ask for or give back. Pure.
 
-A lost node is one that the view does not lend any more, or leaves; `queue_view` has read the queue for it.
+A node is lost once the view no longer lends it, or leaves it; `queue_view` reads the queue for that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GIVE_UP_SECONDS = 600.0
 
 _MOST_AT_ONCE = 1000
 _FROZEN = ("SUSPENDED", "STOPPED")
-# A partition may grant less time than the options' margins: then they are at most these parts of what it grants.
+# A partition may grant less time than the margins in the options: then each is at most this part of what it grants.
 _LARGEST_MARGIN = 0.9
 _LARGEST_AHEAD = 0.5
 

@@ -163,7 +163,7 @@ class QueueView:
         self.warnings.set("queue", _odd("squeue", odd))
         self._rows_at, self.is_sure = self.clock(), not odd
         before = self.rows
-        # A line that was not understood may be that of a pilot which the other lines do not have.
+        # A line that was not understood may be about a pilot that is in no other line.
         known = before if odd else {}
         self.rows = {**known, **{row.id: row for row in rows if not row.has_ended}}
         for row in rows:
@@ -178,7 +178,7 @@ class QueueView:
         """Note when a job began to run, and which of its nodes it has lost."""
         if row.has_nodes:
             self.since.setdefault(row.id, self.clock())
-        # Nodes that were given back one by one: Slurm may have done so even if its command did not answer.
+        # Nodes given back one by one: Slurm may have taken them even if its command did not answer.
         gone = set(before.nodes).difference(row.nodes) if before is not None and row.nodes else set()
         if gone:
             self.folder.forget_nodes(row.id, gone)

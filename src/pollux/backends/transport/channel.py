@@ -67,7 +67,7 @@ def answer(secret: bytes, line: SecureLine, heard: Any, request: Mapping[str, An
     if not isinstance(heard, Mapping) or heard.get("version") != VERSION or not isinstance(heard.get("nonce"), str):
         raise BackendFailed(f"the host at {line.where} speaks another version ({heard!r:.80}): install the same Pollux")
     if heard.get("encrypts") is not encryption.is_possible():
-        # Never by what the other side says: somebody in between would say that it cannot.
+        # Do not adapt to the other side: an attacker in between would say that it cannot encrypt.
         raise BackendFailed(
             f"of this machine and the host at {line.where} only one can encrypt what they say: give both a Python "
             "with the same OpenSSL, and the same rules for it (FIPS)"
@@ -122,9 +122,9 @@ class SecureLine:
         self._sides = (b"shim", b"host") if side == "shim" else (b"host", b"shim")
 
     def encrypt(self) -> None:
-        """Keep what is said from others, where OpenSSL can here: in the process that goes on with the connection.
+        """Encrypt what is said, where OpenSSL can; called in the process that goes on with the connection.
 
-        The host speaks first, so that nothing of it comes before another process has taken the connection over.
+        The host starts the TLS handshake, so that none of it comes before another process has the connection.
         """
         if encryption.is_possible():
             self._waiting = []
@@ -157,12 +157,12 @@ class SecureLine:
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether some bytes are not sent yet that the socket could take."""
+        """Whether there are bytes to send once the socket takes them."""
         kept = self._tls is not None and self._tls.wants_to_write
         return (bool(self._out) or kept) and not self.broken
 
     def finish(self, seconds: float) -> None:
-        """Wait until everything is sent, or the connection is broken, or so long."""
+        """Wait at most this long until everything is sent or the connection is broken."""
         deadline = time.monotonic() + seconds
         while (self._waiting or self.wants_to_write) and not self.broken and time.monotonic() < deadline:
             writes = [self.peer] if self.wants_to_write else []
@@ -190,7 +190,7 @@ class SecureLine:
             return []
         self._use_agreement()
         if not self._key and len(lines) > 1:
-            # Before there is a key each side says one thing at a time: more would be taken for what comes after it.
+            # Without a key each side sends one line at a time: a second one would pass for a later line, with a code.
             self.broken = True
             return []
         values = []
@@ -207,7 +207,7 @@ class SecureLine:
         return values
 
     def _use_agreement(self) -> None:
-        """Once there is a key of both, say so: codes of another agreement, with somebody in between, do not fit."""
+        """Confirm the agreed key: an attacker in between has another agreement with each side, and codes do not fit."""
         if self._tls is not None and self._tls.binding and not self._has_agreed:
             self._has_agreed = True
             self._key = _code(self._key, _AGREED.encode(), self._tls.binding).encode()
@@ -215,7 +215,7 @@ class SecureLine:
             self.flush()
 
     def _send_waiting(self, heard: Any) -> None:
-        """The other side has the same key: what was kept may go."""
+        """Send what was kept: the other side has the same key."""
         if heard != _AGREED:
             raise ValueError("not what comes first")
         waiting, self._waiting = self._waiting or [], None

@@ -1,7 +1,7 @@
-"""TLS for connections whose two ends have proved a secret to each other: it keeps what they say from others.
+"""TLS for connections whose two ends have proved a secret to each other: it hides what they say.
 
-There are no certificates: the two agree on a key as strangers would (`AECDH`), and both mix what is theirs alone of
-that agreement (RFC 5929, `tls-unique`) into the key of their codes. Who stands between them has two agreements, so
+There are no certificates: the ends agree on a key anonymously (`AECDH`), and both mix the value that only this
+agreement has (RFC 5929, `tls-unique`) into the key of their codes. An attacker between them has two agreements, so
 that no code fits.
 """
 
@@ -14,7 +14,7 @@ import ssl
 
 __all__ = ["EncryptedSocket", "is_possible"]
 
-# Anonymous, so that OpenSSL offers it at no higher level. TLS 1.3 knows no such key agreement.
+# OpenSSL offers anonymous key agreement at no higher level. TLS 1.3 has none.
 _CIPHER = "AECDH-AES256-SHA:@SECLEVEL=0"
 _BINDING = "tls-unique"
 
@@ -42,9 +42,9 @@ def _context(is_client: bool) -> ssl.SSLContext:
 
 
 class EncryptedSocket:
-    """A socket that does not block, and what goes through it encrypted; errors are `OSError`s, as those of sockets.
+    """An encrypted socket that does not block; errors are `OSError`s, as those of sockets.
 
-    `binding` is what both ends know of their agreement on a key, once they have one, and nobody else; until then it
+    `binding` is the value of their agreement on a key that only the two ends know; until they agree it
     is empty, and nothing can be sent.
     """
 
@@ -57,7 +57,7 @@ class EncryptedSocket:
         self._agree()
 
     def recv(self, size: int) -> bytes:
-        """All that came, as long as no more than `size` came encrypted; empty once the other side is gone.
+        """All that can be decrypted after at most `size` more encrypted bytes; empty once the other side is gone.
 
         BlockingIOError: nothing yet.
         """

@@ -1,4 +1,4 @@
-"""Connects to Ray, and runs until its input ends: orders come as lines of JSON, and reports go out as such."""
+"""Connects to Ray, and runs until its input ends: orders and reports are lines of JSON."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _check_port(address: str) -> None:
 
 
 def listen(driver: Driver) -> None:
-    """Hand each line of the input to the driver's thread; at the end of the input the process ends after the last."""
+    """Hand each line of the input to the driver's thread; the process ends after the last one."""
     for line in sys.stdin:
         driver.events.put((driver.obey, (json.loads(line),)))
     # The service has ended: carry out its last orders, and do not wait for Ray's own shutdown, which may take long.

@@ -54,7 +54,7 @@ class Autoscaling:
             self.ask_autoscaler()
 
     def ask_autoscaler(self) -> None:
-        """Tell the autoscaler how many nodes are desired, of the size of the largest, if that has changed.
+        """Tell the autoscaler how many nodes of which size are desired, if that has changed.
 
         Ray keeps a request after the process that made it has ended; a request for 0 nodes takes it back.
         """

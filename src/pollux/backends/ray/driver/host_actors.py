@@ -1,6 +1,6 @@
 """Keeps an actor on each node, which runs the node's host: starts it, asks for its report, and restarts it.
 
-It reports a host that ended as gone: to the service that is a lost node, until the next host is up there.
+It reports a host that has ended as gone: the service takes the node for lost until its next host is up.
 """
 
 from __future__ import annotations

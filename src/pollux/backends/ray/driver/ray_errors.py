@@ -1,4 +1,4 @@
-"""Makes one line for people of an error that Ray raises."""
+"""Turns an error of Ray into one line for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def one_line(error: Exception | None) -> str:
 
 
 def connection_error(error: Exception) -> str:
-    """Why Ray cannot be reached. For different versions of Ray all lines are needed."""
+    """Why Ray cannot be reached; with all lines of the error if versions differ."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if type(error).__name__ == "AuthenticationError":
         # The first sentence says what is wrong; the service adds the remedy.

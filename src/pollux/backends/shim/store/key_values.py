@@ -77,9 +77,9 @@ class KeyValues:
         return total
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Write a key if it has the expected value, or is new and that is empty; the value of the key then.
+        """Write a key if it has the expected value, or is new and none is expected; its value after that.
 
-        For a new key although a value was expected, this returns the expected value, as PyTorch's stores do.
+        If the key is new but a value was expected, this returns the expected value, as PyTorch's stores do.
         """
         before = self._values.get(key)
         if before is None and expected:

@@ -181,7 +181,7 @@ class StorePeers:
         try:
             peer.hear(peer, piece)
         except (ValueError, LookupError, OverflowError) as error:
-            # `BrokenFrame`, and whatever else one side can say that the other does not expect.
+            # `BrokenFrame`, and any other error that unexpected bytes can cause.
             self._refuse(peer, "broken" if peer.is_member else "stranger", f"it sent {error}")
 
     def _send(self, peer: _Peer, data: bytes) -> None:
@@ -207,7 +207,7 @@ class StorePeers:
     # Connections that have proved nothing yet
 
     def _hear_stranger(self, peer: _Peer, piece: bytes) -> None:
-        # What it is shows in its first bytes, so that more is never kept than one read brings.
+        # The first bytes show what it is, so that never more than one read is kept.
         peer.rest += piece
         begin = bytes(peer.rest[: len(store_channel.GREETING)])
         if begin == store_channel.GREETING:
@@ -282,7 +282,7 @@ class StorePeers:
                 self._send(peer, plain_protocol.CANCEL)
 
     def _answer(self, peer: _Peer, operation: StoreOperation, parts: list[bytes], seconds: float | None) -> None:
-        """Carry out a question; one about keys that are not there waits for them, for at most this time."""
+        """Answer a question; one about missing keys waits for them, for at most this time."""
         waits = operation in (StoreOperation.GET, StoreOperation.MULTI_GET, StoreOperation.WAIT)
         try:
             if waits and not self.values.has(parts):

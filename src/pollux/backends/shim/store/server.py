@@ -47,8 +47,8 @@ class ListeningStore:
     """A socket that accepts connections from now on; they are answered once a host is forked.
 
     It listens on this machine alone, or for a `fleet` at the address by which nodes reach this machine. `variable` is
-    an environment variable for replicas, with the address and the secret. For a fleet it crosses the network, so it has
-    a salt instead, from which only a holder of the fleet's secret can derive the store's secret.
+    an environment variable for replicas, with the address and the secret. For a fleet it crosses the network, so a salt
+    replaces the secret: only a holder of the fleet's secret can derive the store's secret from it.
     """
 
     def __init__(self, fleet: FleetAccess | None = None) -> None:
