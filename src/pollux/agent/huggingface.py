@@ -1,4 +1,4 @@
-"""Hugging Face `Trainer` with the agent: an alias that stays, of `pollux.agent.frameworks.huggingface`."""
+"""Hugging Face `Trainer` with the agent: a permanent alias of `pollux.agent.frameworks.huggingface`."""
 
 from pollux.agent.frameworks.huggingface import STATE_NAME, PolluxTrainerMixin, newest_whole
 

@@ -83,8 +83,8 @@ def init(
     `DataLoader`, whose settings then hold. What each option does:
 
     - *Batch.* `batch_size` samples per optimiser step over all replicas (M0). `max_batch_size`: leave it out for exact
-      mode, where the batch stays M0; otherwise it may grow up to this ceiling. `max_local_batch`: the most that one
-      replica takes at once; more is accumulated. `accumulation`: the least number of extra micro-steps.
+      mode, where the batch stays M0; otherwise the batch may grow up to this ceiling. `max_local_batch`: the most that
+      one replica takes at once; more is accumulated. `accumulation`: the least number of extra micro-steps.
     - *Learning rate.* `lr_rule`: "adascale", "sqrt", "linear", "legw", "none", or `f(scale, gain, group_index) ->
       factor`; by default "sqrt" for Adam-like optimisers, else "adascale". `lr_scheduler`: stepped for you, every
       "step" or "epoch" of progress (`schedule_every`). `warmup_epochs`: length of the schedule's linear warm-up, for
@@ -104,8 +104,8 @@ def init(
     - *Replicas.* `device`: this replica's GPU where there is one, else the CPU. `ddp_options`: for
       DistributedDataParallel. `timeout`: seconds after which a collective fails.
 
-    Raises `InvalidInput` and its kin before anything is changed; `CheckpointMismatch` where the folder holds another
-    job's checkpoints; `MisusedJob` where a job is active in this process already.
+    Raises `InvalidInput` and related errors before anything is changed; `CheckpointMismatch` where the folder holds
+    another job's checkpoints; `MisusedJob` where a job is active in this process already.
     """
     given = dict(locals())
     check_kinds(given, inspect.signature(init).parameters)
@@ -170,7 +170,7 @@ def _deactivate() -> None:
 
 
 def _within_a_pass(allowed: BatchRange, loader: Loader) -> BatchRange:
-    """Limit the batch to the dataset under `drop_last`, which would drop every pass with a larger one."""
+    """Under `drop_last`, limit the batch to the dataset's size: a larger batch would drop every pass."""
     size, maximum = loader.size, allowed.maximum
     if maximum is None or size is None or size >= maximum or not loader.options.drop_last:
         return allowed

@@ -1,4 +1,4 @@
-"""Which samples were read: an alias that stays, of `pollux.agent.data.ledger`."""
+"""Which samples were read: a permanent alias of `pollux.agent.data.ledger`."""
 
 from pollux.agent.data.ledger import SampleLedger as Ledger
 

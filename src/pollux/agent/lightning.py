@@ -1,4 +1,4 @@
-"""Lightning with the agent: an alias that stays, of `pollux.agent.frameworks.lightning`."""
+"""Lightning with the agent: a permanent alias of `pollux.agent.frameworks.lightning`."""
 
 from pollux.agent.frameworks.lightning import PolluxCallback, PolluxDataLoader
 

@@ -33,12 +33,12 @@ _Item = TypeVar("_Item")
 _TIMED_EVERY = 32
 _TIMED_EVERY_ALONE = 4
 _LEAST_ROUNDS = 6
-_RATE = 0.5  # the learning rate relative to the best one, as assumed where a step is too short
+_RATE = 0.5  # assumed ratio of the learning rate to the best one, for steps that are too short
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """The batches that the user allows: M0, the largest (None: M0), the largest local one, the least accumulation."""
+    """The user's limits: M0, largest total batch (None: M0), largest local batch, least accumulation."""
 
     initial: int
     maximum: int | None = None
@@ -53,7 +53,7 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What a round found: mean loss over its steps (None: no step), throughput in samples per second, a spike."""
+    """The results of a round: mean loss (None: no step), throughput in samples per second, spike (None: no spike)."""
 
     loss: float | None
     throughput: float | None
@@ -114,7 +114,7 @@ class Adaptation:
 
     @property
     def goodput_model(self) -> GoodputModel | None:
-        """Throughput and efficiency as known, for predictions on other numbers of GPUs; None before a first fit."""
+        """Fitted throughput and efficiency, to predict for other numbers of GPUs; None before the first fit."""
         if self.model is None:
             return None
         allowed = self.allowed
@@ -124,7 +124,7 @@ class Adaptation:
 
     @property
     def reported_model(self) -> GoodputModel | None:
-        """The same, corrected by what the fit leaves of this replica's measurements; for reports, not for decisions."""
+        """The same, corrected by the fit's residuals on this replica's measurements; for reports, not for decisions."""
         model = self.goodput_model
         if model is None or self.model is None:
             return None
@@ -135,11 +135,11 @@ class Adaptation:
         return fitting_choice(self.total, self._replicas.num_replicas, self.local_max, self.allowed.accumulation)
 
     def shape(self, step: int) -> StepShape:
-        """The shape of step number `step`; asked when its data is issued, in the same order on all replicas."""
+        """The shape of step number `step`; called when its data is issued, in the same order on all replicas."""
         repeats = self.choice.accumulation + 1
         measured = self._is_measured(step)
         if measured and self._replicas.num_replicas * repeats == 1:
-            # The noise does not show in one gradient alone, but in two halves of the batch, without a bias.
+            # One gradient shows no noise; two halves of the batch give an unbiased estimate.
             repeats = 2
         return StepShape(self.total, repeats, measured)
 
@@ -158,11 +158,12 @@ class Adaptation:
         return self.tracker.estimate()
 
     def efficiency(self, total: int) -> float:
-        """Progress per sample of steps of that size, once second moments have followed the batch; for the tuner.
+        """Progress per sample of steps of that size, once second moments have adapted to it; for the tuner.
 
         It is 1 up to the initial batch, and before anything is known. A step at S·M0 is worth the gain of Eq. (G9) if
-        the learning rate lets it move that far; under a rule that scales less, it is worth only as far as it moves. The
-        gradients of larger batches have less noise, so second moments shrink, and with them Adam's denominators.
+        the learning rate lets it move that far; under a rule that scales less, it is worth only the distance that it
+        moves. The gradients of larger batches have less noise, so second moments shrink, and with them Adam's
+        denominators.
         """
         believed = self._believed_at(total)
         return 1.0 if believed is None else self._aim(total, believed) * self.allowed.initial / total
@@ -170,8 +171,8 @@ class Adaptation:
     def counted_efficiency(self, total: int) -> float:
         """Progress per sample of a step of that size with the present second moments; progress counts this.
 
-        After the batch grew this is below `efficiency` for a while: until second moments have followed, steps are too
-        short. On a parabola, at c times the best learning rate, a step of x times the right length is worth
+        After the batch grew this is below `efficiency` for a while: steps are too short until second moments have
+        adapted. On a parabola, at c times the best learning rate, a step of x times the right length is worth
         x·(2 − c·x)/(2 − c) of a right one. We assume c = 1/2, the mean of a schedule that falls to zero.
         """
         believed, efficiency = self._believed_at(total), self.efficiency(total)
@@ -223,7 +224,7 @@ class Adaptation:
         return self.rule.factors(total / self.allowed.initial, self.believed or self.estimate(), epochs)
 
     def trial_from(self, local_batch: int) -> int | None:
-        """The largest local batch that ran, where this one is larger and so a trial; else None."""
+        """The largest local batch that ran, if this one is larger (a trial); else None."""
         return max(self.memory.largest_run, 1) if local_batch > self.memory.largest_run else None
 
     def timed_next(self, source: Iterator[_Item]) -> _Item | None:
@@ -262,7 +263,7 @@ class Adaptation:
         return counted
 
     def shrink_batch(self, local_batch: int) -> int:
-        """Return to a local batch that fits, where this one ran out of memory on some replica; returns it."""
+        """Go back to a local batch that fits, after this one ran out of memory on some replica; returns it."""
         fitting = self.memory.note_out_of_memory(local_batch)
         if self.adapts and self.total > self.allowed.initial and fitting * self.choice.num_gpus >= self.allowed.initial:
             self.total = max(self.allowed.initial, fitting * (self.choice.accumulation + 1) * self.choice.num_gpus)
@@ -284,7 +285,7 @@ class Adaptation:
         self.guard.changed()
 
     def go_back(self, total: int, step: int, state: dict[str, Any] | None = None) -> None:
-        """Return to an earlier batch and step after a spike; `state` is the saved one, where weights return too."""
+        """Return to an earlier batch and step after a spike; `state` is the saved state if the weights return too."""
         if state is not None:
             self.tracker.load_state_dict(state["tracker"])
             self._restore_moments(state)
@@ -360,11 +361,11 @@ class Adaptation:
             and estimate.num_measured >= MIN_MEASURED
             and estimate.low > self.believed.noise_scale
         ):
-            # The noise is at least `low`: a smaller estimate is refuted, and would count too little progress.
+            # The interval excludes noise below `low`; a smaller estimate would count too little progress.
             self.believed = replace(estimate, noise_scale=estimate.low)
 
     def next_change(self, progress: float) -> BatchChange | None:
-        """The batch to change to now; None for none, or while adaptation is frozen or a change is recent."""
+        """The batch to change to now; None to stay, as while adaptation is frozen or a change is recent."""
         if not self.adapts or self.model is None or self.allowed.maximum is None:
             return None
         if self.guard.is_frozen(progress) or self.guard.is_watching or self.pace.rounds_since_change < _LEAST_ROUNDS:
@@ -423,7 +424,7 @@ class Adaptation:
         self.pace.schedule_round(step)
 
     def regrouped(self, state: dict[str, Any], step: int) -> None:
-        """Restore a state among other replicas; all restore the same one, and so decide alike."""
+        """Restore a state after the replicas changed; all restore the same state, so they decide alike."""
         self.pace.start_again()
         self._samples = 0
         self._cap = None

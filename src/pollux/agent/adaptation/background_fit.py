@@ -93,7 +93,7 @@ class BackgroundFit:
                 self._start()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until no fit runs, outside of the training loop; whether that was so in time."""
+        """Wait until no fit runs; returns whether that was in time. Not for the training loop."""
         end = self._clock() + timeout_seconds
         with self._lock():
             while self._worker is not None:

@@ -19,7 +19,7 @@ _TOTALS = 48
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """Another batch, its predicted goodput, also relative to the present one, its efficiency, and the reason."""
+    """Another batch: its predicted goodput, the ratio to the present one, its efficiency, and the reason."""
 
     choice: BatchChoice
     gain: float
@@ -53,10 +53,10 @@ def next_batch(
 ) -> BatchChange | None:
     """The batch of highest goodput within reach, or None to stay.
 
-    `efficiency` is the progress per sample at a total batch, which may be below Eq. (G10), the default, where the
-    learning-rate rule scales less. `accumulation` is the least allowed.
+    `efficiency` gives the progress per sample at a total batch: by default Eq. (G10), less where the learning-rate rule
+    scales less. `accumulation` is the least that is allowed.
 
-    Within reach: from M0 to the user's ceiling, at most ×2 and at least ÷2 of the present total. None while the noise
+    Within reach: from M0 to the user's ceiling, between half and twice the present total. None while the noise
     is not known to a relative width of 1, and for a predicted gain of 5 % or less.
     """
     if not is_clear(estimate):
@@ -89,8 +89,8 @@ def _candidates(
 ) -> Iterator[BatchChoice]:
     """The model's own best, and totals in geometric steps with as little accumulation as memory allows.
 
-    The model has one GPU accumulate beyond M0, since it needs two gradients to compare. The agent compares two halves
-    of the batch, on measured steps only, so other steps can do with one micro-step.
+    On one GPU the model assumes accumulation beyond M0, since noise shows only between two gradients. The agent
+    compares two halves of the batch, on measured steps only; other steps need one micro-step.
     """
     best, _ = model.best_batch(num_nodes, num_replicas)
     if floor <= best.total <= ceiling and best.accumulation >= accumulation:

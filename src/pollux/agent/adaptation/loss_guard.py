@@ -36,7 +36,7 @@ _FREEZE_GROWTH = 2.0
 class Spike:
     """A jump of the loss after a change of batch, noticed `rounds` rounds later.
 
-    `expected` is the loss that was to be expected, `deviation` its usual noise. With too few rounds before the change
+    `expected` is the expected loss, `deviation` its usual noise. With too few rounds before the change
     `deviation` is 0; then only a loss that is not finite is a spike.
     """
 
@@ -72,10 +72,10 @@ class _Baseline:
 class LossGuard:
     """Watches the mean loss of rounds (several steps each) for a spike in the 8 rounds after a change of batch.
 
-    The rounds before the change give a robust line (Theil and Sen) through the last 16, and the median absolute
-    deviation from it, at least 2 % of the level. The loss expected after the change stays at that level, or goes on
-    rising where it rose before. A spike is 5 deviations above it in 2 successive rounds, 15 in one, or a loss that is
-    not finite. With fewer than 6 rounds before the change only a loss that is not finite counts.
+    A robust line (Theil and Sen) is fitted to the last 16 rounds before the change; the deviation is their median
+    absolute one from it, at least 2 % of the level. The loss expected after the change stays at that level, or
+    continues to rise. A spike is 5 deviations above the expected loss in 2 successive rounds, 15 in one, or a loss that
+    is not finite. With fewer than 6 rounds before the change only a loss that is not finite counts.
 
     A spike freezes adaptation for `freeze_progress` (samples of progress), each further one for twice as long.
     """
@@ -92,7 +92,7 @@ class LossGuard:
 
     @property
     def is_watching(self) -> bool:
-        """Whether a change is so recent that a spike would be its fault."""
+        """Whether a change is so recent that it would be the cause of a spike."""
         return self._after is not None
 
     def record(self, loss: float, samples: int) -> None:
@@ -171,7 +171,7 @@ class LossGuard:
         self._times_frozen = int(state["times_frozen"])
 
     def accept_change(self) -> None:
-        """Accept the last change: its rounds belong to those before the next change."""
+        """Accept the last change: its rounds become rounds before the next change."""
         after = [entry for entry in self._after or () if _is_usable(entry.loss)]
         self._before = [*self._before, *after][-_BASELINE_ROUNDS:]
         self._after = None

@@ -54,7 +54,7 @@ def _linear(scale: float, estimate: NoiseEstimate, group: int, progress: float, 
 def _legw(scale: float, estimate: NoiseEstimate, group: int, progress: float, warmup: float) -> float:
     """√S, with a linear warm-up of length w stretched to w·S.
 
-    The schedule itself has the factor min(1, p/w), so this adds min(1, p/(w·S))/min(1, p/w).
+    The schedule itself has the factor min(1, p/w), so this rule multiplies by min(1, p/(w·S))/min(1, p/w).
     """
     if warmup <= 0.0:
         return math.sqrt(scale)

@@ -62,7 +62,7 @@ class NoiseMeter(Protocol):
 
     @property
     def kind(self) -> str:
-        """The kind of preconditioner: "plain", "adam" and so on; "cold" before the first step of one that has state."""
+        """The kind of preconditioner: "plain", "adam" and so on; "cold" before the first step of a kind with state."""
 
     @property
     def is_warm(self) -> bool:
@@ -105,11 +105,11 @@ class GroupedOptimizer(Protocol):
 
 
 class StepSource(Protocol):
-    """What takes the steps, as far as adaptation measures them."""
+    """The part of a job that takes steps, as adaptation sees it."""
 
     @property
     def meter(self) -> NoiseMeter | None:
-        """Measures gradient noise; None where nothing does."""
+        """The meter of gradient noise; None where there is none."""
 
     @property
     def optimizer(self) -> GroupedOptimizer:
@@ -123,7 +123,7 @@ class StepSource(Protocol):
         """Sum over steps of this replica's share of the mean loss, and the number of steps, since the last call."""
 
     def predicted_local_batch(self, local_batch: int) -> int | None:
-        """The largest local batch that memory should hold, where `local_batch` runs now; None: not known."""
+        """The largest local batch that should fit into memory, if `local_batch` runs now; None: not known."""
 
 
 class ReplicaExchange(Protocol):

@@ -1,4 +1,4 @@
-"""Which local batches fit into memory, by type of GPU; `step.oom` notices that one does not."""
+"""Which local batches fit into memory, by type of GPU; `step.oom` notices one that does not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MemoryLimits:
         return fitting or max(local_batch // 2, 1)
 
     def set_limit(self, largest: int) -> bool:
-        """Never try more than `largest` again, above which an earlier start died; returns whether that is new."""
+        """Never try more than `largest` again, since an earlier start died above it; returns whether that is new."""
         is_new = self.largest is None or self.largest > largest
         if is_new:
             self._burst[self.gpu_type] = largest + 1

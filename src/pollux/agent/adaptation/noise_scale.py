@@ -25,8 +25,8 @@ __all__ = [
 ]  # fmt: skip
 
 FAR = 10.0  # times the batch: above it a bounded interval needs more evidence
-MEMORY = 200.0  # measured steps that the average is worth
-RECENT = 40.0  # measured steps that the recent average is worth, which notices a drift; at most memory / 4
+MEMORY = 200.0  # effective number of measured steps in the average
+RECENT = 40.0  # the same for the recent average, which shows a drift; at most memory / 4
 MIN_MEASURED = 20  # below it the rows are too skewed for Student's quantiles
 MIN_SIGNAL = 6.0  # standard errors of sqr
 _FASTEST = 2.0
@@ -87,8 +87,8 @@ class NoiseEstimate:
 
     `grad_sqr` and `grad_var` (at the initial batch) are raw means that may be below zero by chance, and the group
     tuples are their parts by parameter group. `noise_scale` is φ = M0·var/sqr, Eq. (G8), in samples, infinite where
-    sqr ≤ 0. `low` to `high` is its 95 % interval; `high` is infinite where sqr does not stand clear of zero,
-    and `low` then says "at least". `group_known` says the same of each group's own sqr.
+    sqr ≤ 0. `low` to `high` is its 95 % interval; `high` is infinite where sqr is not clearly above zero, and `low` is
+    then a lower bound. `group_known` says whether each group's own sqr is clearly above zero.
     """
 
     initial_batch: int
@@ -183,16 +183,16 @@ def _student(normal: float, degrees: float) -> float:
 class NoiseTracker:
     """Exponentially weighted means of sqr and var over measured steps, with the covariance of these means.
 
-    With θ = (memory − 1)/(memory + 1), a row counts θ^age, which is worth `memory` rows of equal weight (200 by
-    default: twice what brings the interval's relative width below 0.5 where φ is near the batch). Steps at S·M0
-    pass S times the data, so they age the memory by θ^min(S, 2): the published factor has S in the exponent
-    without the limit, which at large S would leave too few rows for any interval. Given the parameters, steps draw
-    their samples independently; the variance of a mean is therefore that of the rows times Σw²/(1 − Σw²). That counts
-    a drift of the true noise as variance, which makes the interval wider, never narrower.
+    A row has the weight θ^age, θ = (memory − 1)/(memory + 1); all together are worth `memory` rows of equal weight (200
+    by default: twice what brings the interval's relative width below 0.5 where φ is near the batch). Steps at S·M0 pass
+    S times the data, so they age the memory by θ^min(S, 2): the published factor has S in the exponent without the
+    limit, which at large S would leave too few rows for any interval. Given the parameters, steps draw their samples
+    independently; the variance of a mean is therefore that of the rows times Σw²/(1 − Σw²). That counts a drift of the
+    true noise as variance, which makes the interval wider, never narrower.
 
-    A second average is worth `RECENT` rows. Squared gradients shrink during training, so old rows, many times longer,
-    would dominate a mean for long. Where the 99 % interval of the recent rows excludes φ of the long average, the true
-    noise has drifted: the recent average then replaces the long one.
+    A second average is worth `RECENT` rows. Squared gradients shrink during training, so old rows are many times larger
+    and would dominate a mean for long. Where the 99 % interval of the recent rows excludes φ of the long average, the
+    true noise has drifted: the recent average then replaces the long one.
     """
 
     def __init__(self, initial_batch: int, num_groups: int, memory: float = MEMORY) -> None:
@@ -221,7 +221,7 @@ class NoiseTracker:
 
     @property
     def num_measured(self) -> int:
-        """Rows since the last restart; after a drift, those since, and the worth of the rows that were kept."""
+        """Rows since the last restart; after a drift, the effective number of kept rows, and the rows since."""
         return self._means.count
 
     def restart(self, reason: str, num_groups: int | None = None) -> None:
@@ -296,9 +296,10 @@ class NoiseTracker:
     def _interval(self, means: RunningMeans, quantile: float) -> tuple[float, float]:
         """Limits of φ/M0.
 
-        Far above the batch the signal is weak: one 95 % interval in forty would be bounded and too low by chance. So
-        there is no upper limit where sqr is less than `MIN_SIGNAL` standard errors above zero (the width would be 3/4
-        of φ or more, of no use), and it is that of a 99.9 % interval where φ is `FAR` times the batch or more.
+        Where φ is far above the batch the signal is weak: one 95 % interval in forty would be bounded and too low by
+        chance. So there is no upper limit where sqr is less than `MIN_SIGNAL` standard errors above zero (the width
+        would be 3/4 of φ or more, of no use), and the limit is that of a 99.9 % interval where φ is `FAR` times the
+        batch or more.
         """
         spread, degrees = means.spread, means.degrees
         if not math.isfinite(spread):
@@ -346,5 +347,5 @@ class NoiseTracker:
 
 
 def _factor(memory: float) -> float:
-    """The part of a row's weight that is left one row later, in an average worth `memory` rows."""
+    """The factor by which a row's weight falls with each later row, in an average worth `memory` rows."""
     return (memory - 1.0) / (memory + 1.0)

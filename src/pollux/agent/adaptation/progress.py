@@ -54,13 +54,13 @@ class TrainingProgress:
         return self.epoch + (self.in_epoch / self.epoch_size if self.epoch_size else 0.0)
 
     def scheduled_steps(self, initial_batch: int) -> int:
-        """How often a schedule by step should have advanced: once per step that an epoch has at the initial batch."""
+        """How often a schedule by step should have advanced: per epoch, its number of steps at the initial batch."""
         if not self.epoch_size:
             return math.floor(self.progress / initial_batch + _SLACK)
         return math.floor(self.epochs * math.ceil(self.epoch_size / initial_batch) + _SLACK)
 
     def close_epoch(self) -> None:
-        """Start the next epoch. Progress beyond the end of this one counts for the next; a missing rest is dropped."""
+        """Start the next epoch. Progress beyond the end of this one counts for the next; a shortfall is dropped."""
         reached = self.epoch_reached and self.epoch_size is not None
         self.epoch_began = self.epoch_began + (self.epoch_size or 0) if reached else self.progress
         self.epoch += 1
@@ -82,8 +82,8 @@ class TrainingProgress:
 class Schedule:
     """A learning-rate scheduler of PyTorch's, advanced by progress: a decay at epoch 60 stays at epoch 60.
 
-    By `step`, an epoch is as many scheduler steps as it has optimiser steps at the initial batch; in exact mode that
-    is one for each optimiser step. By `epoch`, one for each epoch.
+    By `step`, the scheduler advances in an epoch as often as there are optimiser steps at the initial batch; in exact
+    mode, at each optimiser step. By `epoch`, it advances once per epoch.
     """
 
     def __init__(self, scheduler: _Scheduler, unit: str, initial_batch: int, exact: bool) -> None:

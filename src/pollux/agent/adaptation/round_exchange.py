@@ -92,7 +92,7 @@ def _floats(values: Any) -> _Floats:
 
 def _summed(columns: _Floats, shape: tuple[int, ...], totals: _Floats) -> SummedNoise:
     size = int(np.prod(shape))
-    # `whole` is equal on all replicas but for rounding, and the decisions must not differ by that: replica 0's counts.
+    # `whole` may differ between replicas by rounding, and decisions must not: all use replica 0's.
     return SummedNoise(
         parts=columns[:, :size].sum(axis=0).reshape(shape),
         whole=columns[0, size : 2 * size].reshape(shape),

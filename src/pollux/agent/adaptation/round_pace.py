@@ -13,14 +13,14 @@ _ROUND_SECONDS = 1.0
 _ROUND_STEPS = (10, 20)
 _EXACT_ROUND_SECONDS = 5.0
 _EXACT_ROUND_STEPS = (20, 200)
-# The first measured steps come in a burst, which costs more but is short: a hundred give a narrow interval where the
-# noise is near the batch, and where it is far above it takes as many as the average is worth. Then the budget holds.
+# The first measured steps come in a burst, which costs more but is short: a hundred give a narrow interval if the noise
+# scale is near the batch; if it is far above, it takes as many as the average is worth. Then the budget holds.
 _BURST_MEASURED = (100, 200)
 _BURST_ROUNDS = 8
 _BURST_COST = 0.1
 _BURST_EVERY = (2, 4)
 _COST = 0.005
-# Two halves of a batch that fills the GPU cost up to a third of a step; measuring one step in 64 keeps to the budget.
+# Halving a batch that fills the GPU costs up to a third of a step; measuring one step in 64 keeps to the budget.
 _EVERY = (4, 64)
 # So short a step is bound by kernel launches, not by work: a larger batch gains more than measuring costs.
 _SHORT_SECONDS = 0.01

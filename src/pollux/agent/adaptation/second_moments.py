@@ -19,9 +19,9 @@ _DEFAULT_DECAY = 0.999
 
 
 class SecondMoments:
-    """Second moments by parameter group, relative to those that training at the initial batch M0 would have: r.
+    """The ratio r of second moments to those of training at the initial batch M0, by parameter group.
 
-    A gradient of S·M0 samples has 1/gain(S) times the squared length, so that with worth counted in steps at M0
+    A gradient of S·M0 samples has 1/gain(S) times the squared length. So, with worth in steps at M0:
 
     | kind | level | filled | r |
     |---|---|---|---|

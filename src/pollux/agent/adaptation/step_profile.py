@@ -59,7 +59,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Window:
-    """The last steps at one key; `to_skip` more are warm-up."""
+    """The last steps at one key; the next `to_skip` are warm-up."""
 
     steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     to_skip: int = _WARM_UP
@@ -74,7 +74,7 @@ class _Window:
         return _midmean(pairs) if pairs else None
 
     def compute(self, alone: bool) -> float | None:
-        """T_grad: as timed, or, for one replica, a step's share, since nothing is synchronised."""
+        """T_grad as timed; else, for one replica, the time per micro-step, since nothing is synchronised."""
         told = self.centre([step.compute for step in self.steps])
         if told is None and alone:
             return self.centre([step.step / step.repeats for step in self.steps])
@@ -133,7 +133,7 @@ class Profile:
     def observations(self, gpu_type: str) -> list[Observation]:
         """One row per key of this GPU type, in order of the keys, for `pollux.goodput.fit`.
 
-        Where T_grad was not timed it is that of the same local batch on other replicas; else it comes from a line
+        Where T_grad was not timed it is that of the same local batch at other placements; else it comes from a line
         through the other local batches; else it is the step time, as if there were no synchronisation.
         """
         rows = []

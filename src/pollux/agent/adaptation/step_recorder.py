@@ -24,7 +24,7 @@ class StepRecorder:
         self._rests: deque[float] = deque(maxlen=_RESTS_KEPT)
 
     def forget_rests(self) -> None:
-        """Forget the times beside computing: the replicas have changed."""
+        """Forget the parts of step times that are not computing: the replicas have changed."""
         self._rests.clear()
 
     def record(self, times: Sequence[StepTime], includes_data_wait: bool) -> None:
@@ -49,9 +49,9 @@ class StepRecorder:
             )
 
     def _record_part(self, key: ProfileKey, compute: float | None, step: StepTime) -> None:
-        """Add one part of a measured step of one replica as a step: its size tells αc from βc early on.
+        """With one replica, add a part of a measured step as a step: its size separates αc from βc early on.
 
-        The time beside computing comes from steps without measuring, so that measuring does not count.
+        The time that is not computing comes from steps without measuring, so that the cost of measuring does not count.
         """
         if compute is None or not self._rests:
             return

@@ -18,7 +18,7 @@ __all__ = ["RunningMeans"]
 
 
 class RunningMeans:
-    """Weighted means of squared gradient lengths `sqr` and their variance `var`, in all and by parameter group.
+    """Weighted means of squared gradient lengths `sqr` and their variance `var`, overall and by parameter group.
 
     `mean` holds sqr and var of all groups together, then each group's sqr, then each group's var. `moment` is the
     weighted sum of squared deviations of the first two, `group_moment` that of each group's sqr. The means divide by
@@ -53,7 +53,7 @@ class RunningMeans:
     def spread(self) -> float:
         """The factor from weighted sums of squares to the variance of the means, for independent rows.
 
-        It is Σw²/(1 − Σw²), with weights that sum to 1, over the weight; infinite below two rows.
+        It is Σw²/(1 − Σw²) for weights that sum to 1, divided by the weight; infinite below two rows.
         """
         if self.count < 2:
             return math.inf
@@ -62,7 +62,7 @@ class RunningMeans:
 
     @property
     def degrees(self) -> float:
-        """Degrees of freedom of that variance: the number of rows of equal weight that these are worth, less 1."""
+        """Degrees of freedom of that variance: the effective number of rows, less 1."""
         return self.weight**2 / self.weight_squares - 1.0 if self.count else 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class RunningMeans:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any], num_groups: int, count: int) -> RunningMeans:
-        """The means of a `state_dict`, of `count` rows; refused where the number of groups is another."""
+        """The means of a `state_dict`, of `count` rows; refuses another number of groups."""
         means = cls(num_groups)
         arrays = {name: np.array(state[name], dtype=np.float64) for name in ("mean", "moment", "group_moment")}
         if any(array.shape != getattr(means, name).shape for name, array in arrays.items()):

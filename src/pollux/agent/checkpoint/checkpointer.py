@@ -2,7 +2,7 @@
 
 A checkpoint is written under a temporary name, verified, then renamed: `step-0000001234/`, and `step-0000001234-1/`,
 `-2/` ... where a step is saved again. `folder` has names and removal, `host_buffers` copies and files, `manifest` the
-manifest; `reader` loads. When to save is decided in `job`.
+manifest; `reader` loads. `job` decides when to save.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = ["Checkpointer"]
 _logger = logging.getLogger("pollux")
 _T = TypeVar("_T")
 _LOOK_SECONDS = 5.0
-# After these pauses a checkpoint that somebody waits for is tried again: a disk that was full may have room.
+# After these pauses an awaited checkpoint is tried again: a disk that was full may have room.
 _RETRY_SECONDS = (0.5, 2.0)
 
 
@@ -130,9 +130,9 @@ class Checkpointer:
     ) -> bool:
         """Copy the state and write the copy in the background; the caller may change everything when this returns.
 
-        First it waits for a save in flight, and with `wait` for this one too. It does not wait for one that is being
-        sent to a store: without `wait` that one goes on, and this call returns false; with `wait` it is abandoned.
-        Tensors have flat names such as `model.layer.weight`. Where a tensor named in `finite` (`None`: all named
+        First it waits for an earlier save in flight, and with `wait` for this one too. It does not wait for an earlier
+        save that is being sent to a store: with `wait` that save is abandoned; else it goes on, and this call returns
+        false. Tensors have flat names such as `model.layer.weight`. Where a tensor named in `finite` (`None`: all named
         `model.*`) has a value that is NaN or infinite, nothing is published. An object that cannot be pickled raises
         `InvalidInput` at once, on every replica that has it. A write that fails is logged and kept in `last_error`;
         with `wait` it is tried twice more, within 3 s. The older checkpoints stay. A whole checkpoint of the same step
@@ -176,7 +176,7 @@ class Checkpointer:
         return self._store is not None and not self._sharded and self.busy
 
     def finish_local_save(self) -> bool:
-        """Wait for a save in flight, unless it is being sent to a store; whether none is in flight then."""
+        """Wait for a save in flight, unless it is being sent to a store; returns whether none is left."""
         if not self._is_sending:
             self.wait()
         return not self._is_sending
@@ -202,7 +202,7 @@ class Checkpointer:
             self.wait()
             self._hold.release()
         if replica == 0 and self._store is not None and self._hold.folder is None:
-            # Not only at the next save: until then another job would find the store free.
+            # Now and not at the next save: until then another job would find the store free.
             self._hold.acquire_in_background()
 
     def latest(self) -> Saved | None:
@@ -222,7 +222,7 @@ class Checkpointer:
         return Saved(self.folder / name, decode(manifest.encode()))
 
     def _latest_stored(self, store: ObjectStore) -> Saved | None:
-        """Have replica 0 find it, and every machine copy it to its disk; both may take longer than a collective may."""
+        """Replica 0 finds it, and every machine copies it to its disk; both may outlast a collective's timeout."""
 
         def find() -> list[str] | None:
             if self._replica != 0:
@@ -251,7 +251,7 @@ class Checkpointer:
             threading.Thread(target=lambda: tell(last_stored(store)), name="pollux-age", daemon=True).start()
 
     def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps: after a roll-back nobody is to resume from them.
+        """Remove the checkpoints of later steps: after a roll-back no start may resume from them.
 
         Where there is no whole one at or before the step, the next later one stays until the next save.
         """
@@ -329,7 +329,7 @@ class Checkpointer:
         self._try_to_write(request)
 
     def _try_to_write(self, request: SaveRequest) -> bool:
-        """Write the checkpoint, or log why that failed; returns whether another try is of no use."""
+        """Write the checkpoint, or log why that failed; returns whether to try no more."""
         step, may_pass = request.manifest.step, False
         beside, target = "", ""
         try:
@@ -362,7 +362,7 @@ class Checkpointer:
                 self._hold.folder.withdraw(target)
 
     def _begin(self, request: SaveRequest) -> tuple[str, str]:
-        """Make the folder to write to, on replica 0; its name, and where known the name it will be published under."""
+        """Make the folder to write to, on replica 0; returns its name, and the published name where that is known."""
         request.require_finite()
         if self._replica == 0:
             self._hold.acquire()

@@ -45,7 +45,7 @@ def step_name(step: int, number: int = 0) -> str:
 
 
 def place_of(path: PurePath) -> tuple[int, int] | None:
-    """(step, number) of a checkpoint's folder, `None` where the name is of something else."""
+    """(step, number) of a checkpoint's folder, `None` for any other name."""
     match = _STEP_NAME.fullmatch(path.name)
     return None if match is None else (int(match[1]), int(match[2] or 0))
 
@@ -92,8 +92,8 @@ def seal(beside: Path, manifest: Manifest) -> None:
 class CheckpointFolder:
     """The folder on disk. Replica 0 holds its lock, which the death of the process releases.
 
-    With `insists` false a folder that another process has locked is used as well: then a lease says who may write.
-    A folder that the disk does not let us write to now can be read, and every `begin` tries to lock it again.
+    With `insists` false a folder that another process has locked is used as well: a lease then decides which process
+    may write. A folder that cannot be written to now can be read, and every `begin` tries to lock it again.
     """
 
     def __init__(self, path: Path, insists: bool = True) -> None:
@@ -114,7 +114,7 @@ class CheckpointFolder:
         _close_in_children(self)
 
     def _open(self) -> None:
-        """Lock the folder; where only the disk is in the way, `_problem` says so afterwards."""
+        """Lock the folder; where only the disk prevents that, `_problem` says why."""
         path, self._problem = self.path, ""
         try:
             path.mkdir(exist_ok=True)
@@ -186,7 +186,7 @@ class CheckpointFolder:
         return beside.name, ""
 
     def _open_again(self) -> None:
-        """Try again what the disk did not allow, and make a folder anew that somebody has removed."""
+        """Try again to lock a folder that the disk refused, and make a removed one anew."""
         if self._lock is not None and self._insists and not self.path.is_dir():
             self._unlock()
             self._problem = "it was removed"
@@ -200,7 +200,7 @@ class CheckpointFolder:
         """Write the manifest as the last file, flush all, and give the folder its final name, which is returned.
 
         A whole checkpoint of the same step stays, with a lower number; damaged ones are moved aside. `target` is the
-        name that `begin` has chosen, where it did.
+        name that `begin` chose, if it did.
         """
         seal(beside, manifest)
         path = self.path / step_name(manifest.step, self._next_number(manifest.step))
@@ -209,7 +209,7 @@ class CheckpointFolder:
         return path.name
 
     def withdraw(self, target: str) -> None:
-        """Remove what was written under the name that `begin` has chosen, which is not published."""
+        """Remove the unpublished files under the name that `begin` chose."""
 
     def retain(self, name: str, keep: int) -> None:
         """Keep the newest checkpoints of `keep` steps, the just published `name` among them, and remove all others.
@@ -255,7 +255,7 @@ class CheckpointFolder:
             self.discard(path)
 
     def discard(self, path: Path) -> None:
-        """Remove a checkpoint. It loses its name first, so that nobody finds half of one."""
+        """Remove a checkpoint. It is renamed first, so that no process finds a partial one."""
         doomed = self.path / f".tmp-removed-{secrets.token_hex(4)}"
         try:
             os.rename(path, doomed)
@@ -320,7 +320,7 @@ class CheckpointFolder:
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             os.fsync(lock)
         except OSError as error:
-            # The name is for whoever finds the folder locked; the lock holds without it.
+            # The name is for messages where the folder is found locked; the lock holds without it.
             _logger.warning("checkpoint folder %s: its owner cannot be noted there (%s)", self.path, error.strerror)
         return True
 
@@ -338,7 +338,7 @@ def _close_in_children(folder: CheckpointFolder) -> None:
 
 
 def is_misuse(path: Path, error: OSError) -> bool:
-    """Whether a folder can never be made there, or was never ours to write to: no room and bad disks may pass."""
+    """Whether a folder can never be made or written to there; a full or broken disk is no misuse."""
     if isinstance(error, PermissionError):
         return not path.is_dir()
     return isinstance(error, FileNotFoundError | NotADirectoryError | FileExistsError) or error.errno in (

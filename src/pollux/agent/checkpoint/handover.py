@@ -1,4 +1,4 @@
-"""The hold on a folder of checkpoints, or on the store behind it; only the replica that is replica 0 now has it."""
+"""The hold on a folder of checkpoints, or on the store behind it; only the present replica 0 has it."""
 
 from __future__ import annotations
 

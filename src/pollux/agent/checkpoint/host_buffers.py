@@ -1,4 +1,4 @@
-"""Copies a job's state into host memory that is used again, and writes such a copy as plain DCP files.
+"""Copies a job's state into reused host memory, and writes such a copy as plain DCP files.
 
 Training waits while `HostBuffers` copies; `write_files` writes a copy as `torch.distributed.checkpoint` does.
 """
@@ -46,7 +46,7 @@ class Abandoned(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StagedTensor:
-    """This replica's part of a tensor, on the host: it begins at `offsets` of a whole of `size`."""
+    """This replica's part of a tensor, on the host: it begins at `offsets` of the whole, whose shape is `size`."""
 
     host: Tensor
     size: torch.Size
@@ -145,7 +145,7 @@ def write_files(
 
 
 def _write_alone(writer: dcp.FileSystemWriter, planner: dcp.DefaultSavePlanner) -> None:
-    # The steps of dcp.save for one process: it ignores the process group, and does not warn that there is none.
+    # The steps of dcp.save for one process: they need no process group, and do not warn that there is none.
     planner.set_up_planner({}, storage_meta=writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)
     local = writer.prepare_local_plan(planner.create_local_plan())
@@ -260,7 +260,7 @@ def _tensor_item(name: str, staged: StagedTensor) -> WriteItem:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """DCP's writer, which takes digests, and has the name of a tied tensor point to the tensor that was written."""
+    """DCP's writer with digests; the name of a tied tensor points to the tensor that was written."""
 
     def __init__(self, folder: Path, tied: Mapping[str, str], files: FileSystem) -> None:
         # Copying ahead is of use for tensors on a GPU, and waits for its stream; these tensors are on the host.

@@ -185,7 +185,7 @@ def frozen_json(what: str, values: Mapping[str, JSON]) -> dict[str, JSON]:
 def require_same_signature(saved: Mapping[str, JSON], here: Mapping[str, JSON]) -> None:
     """Raise `CheckpointMismatch` naming the first thing in which two signatures differ.
 
-    An entry of a signature is a value, or a mapping from names to values whose key says what is named, as in
+    An entry is a value, or a mapping from names to values; the entry's key says what has these names, as in
     `{"parameter": {"layer.weight": "[10, 32] float32"}, "optimizer": "AdamW"}`. Both sides are compared as JSON.
     """
     theirs, ours = frozen_json("signature", saved), frozen_json("signature", here)

@@ -1,9 +1,9 @@
 """Checkpoints in a store of objects, such as S3: the same names and rules as in a folder, and copies on each machine.
 
-The manifest of a checkpoint is uploaded last and removed first, so that nobody finds half of one. Every attempt has a
-name of its own, `step-0000001234~000003-5f2c81aa`, with the generation that wrote it: a process that was replaced and
-does not know it touches no other attempt. To read a checkpoint, a machine first copies it to a folder of its own and
-verifies it there, so that files are written and read in one way, wherever they are kept.
+The manifest of a checkpoint is uploaded last and removed first, so that no process finds a partial one. Every attempt
+has a name of its own, `step-0000001234~000003-5f2c81aa`, with the generation that wrote it: a process that does not
+know that it was replaced touches no other attempt. To read a checkpoint, a machine first copies it to a folder of its
+own and verifies it there, so that files are written and read in one way, wherever they are kept.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Entry(NamedTuple):
 
 
 def put(store: ObjectStore, beside: Path, names: Iterable[str], key: str, proceed: Callable[[], None]) -> None:
-    """Upload files of a folder as parts of the checkpoint `key`; `proceed` raises where it must stop."""
+    """Upload files of a folder as parts of the checkpoint `key`; `proceed` raises when the upload must stop."""
     for name in sorted(names):
         proceed()
         store.upload(beside / name, f"{key}/{name}", proceed)
@@ -72,7 +72,7 @@ def put(store: ObjectStore, beside: Path, names: Iterable[str], key: str, procee
 def fetch(store: ObjectStore, name: str, key: str, content: bytes, launch: str = "") -> Path:
     """Copy the checkpoint `key` to this machine, verify every file, and return its folder; `content` is its manifest.
 
-    An equal copy that is here already is used, and so are files of an interrupted fetch. Later calls of the same
+    An equal copy on this machine is reused, and so are files of an interrupted fetch. Later calls of the same
     `launch` on this machine rely on the check made here.
     """
     manifest = decode(content)
@@ -110,7 +110,7 @@ def last_stored(store: ObjectStore) -> float | None:
 class ObjectStoreFolder(CheckpointFolder):
     """The checkpoints under one address, held by a lease, with copies of the newest in a folder of this machine.
 
-    Paths are those of copies, made or not; the store alone says which checkpoints there are.
+    Paths are those of copies, which may not exist; the store alone says which checkpoints there are.
     """
 
     def __init__(self, store: ObjectStore, holder: Holder, beat_seconds: float = BEAT_SECONDS) -> None:
@@ -147,7 +147,7 @@ class ObjectStoreFolder(CheckpointFolder):
         return self._keys[self.path / name]
 
     def begin(self, step: int) -> tuple[str, str]:
-        """Make a folder of this machine to write to, and choose the key to upload its files under; returns both."""
+        """Make a local folder to write to, and choose the key under which to upload its files; returns both."""
         beside, _ = super().begin(step)
         self._lease.require()
         number = max((entry.place[1] for entry in self._all() if entry.place[0] == step), default=-1) + 1

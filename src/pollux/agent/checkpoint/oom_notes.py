@@ -1,7 +1,7 @@
 """Notes for the next start about trials of a local batch that ended the process: two files in the checkpoint folder.
 
-A process ends where the script's own code runs out of memory, or where a step cannot be dropped; `step.oom` survives
-all other cases.
+A process ends where the script's own code runs out of memory, or where a step cannot be dropped; `step.oom` handles all
+other cases.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TrialNotes:
     """Trials by GPU type. They are not part of checkpoints, whose state is from before the trial.
 
     An out-of-memory error counts at once. A death without a reason, such as SIGKILL, counts only with `counts_deaths`,
-    above a batch that ran, when the same trial dies a second time. What cannot be written is said once.
+    above a batch that ran, when the same trial dies a second time. A note that cannot be written is logged once.
     """
 
     def __init__(self, folder: Path, gpu_type: str, counts_deaths: bool) -> None:
@@ -45,7 +45,7 @@ class TrialNotes:
         self._said = False
 
     def note_trial(self, local_batch: int, held: int, writes: bool = True) -> None:
-        """Note that a step at a local batch that never ran begins; `held` is the largest that ran, 0 for none."""
+        """Note that a step begins at a local batch that never ran; `held` is the largest that ran, 0 for none."""
         self._trying = Lesson(local_batch, held or max(local_batch // 2, 1))
         if not (writes and self._counts_deaths and held):
             return
@@ -61,7 +61,7 @@ class TrialNotes:
         self._trying = None
 
     def note_out_of_memory(self) -> None:
-        """Note that memory ran out and ends this process; outside of a trial the batch is not the cause."""
+        """Note that memory ran out and ends this process; only in a trial, where the batch is the cause."""
         if self._trying is not None:
             self._learn(self._trying)
             self.clear_trial()

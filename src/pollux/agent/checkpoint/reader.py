@@ -59,10 +59,10 @@ def load(
 ) -> State:
     """Fill `tensors` in place and return the rest; each replica calls it for itself, and does not wait for others.
 
-    Distributed tensors read their own shards, whatever the number of replicas that wrote them. The tensors in the
-    answer are those of the checkpoint that were not passed: new, whole and on the host. Objects are unpickled: `saved`
-    must come from `Checkpointer.latest` or `read_saved`, and its writer must be allowed to run code here. Where
-    `signature` or a tensor does not fit, `CheckpointMismatch` names the first difference, before anything is changed.
+    Distributed tensors read their own shards, whatever the number of replicas that wrote them. The returned tensors are
+    those of the checkpoint that were not passed: new, whole and on the host. Objects are unpickled: `saved` must come
+    from `Checkpointer.latest` or `read_saved`, and its writer must be allowed to run code here. Where `signature` or a
+    tensor does not fit, `CheckpointMismatch` names the first difference, before anything is changed.
     """
     if signature is not None:
         require_same_signature(saved.manifest.signature, signature)

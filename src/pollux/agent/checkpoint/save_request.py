@@ -25,7 +25,7 @@ class SaveRequest:
     """One save: its manifest without the files, and the copied state, or the error of copying.
 
     `finite` names the tensors whose values must all be finite, `abandoned` is set when the save is to stop, `began` is
-    the time of the request. Whoever `insists` waits for it: a write that fails is tried again a little later.
+    the time of the request. `insists`: the caller waits, so a failed write is tried again a little later.
     """
 
     manifest: Manifest

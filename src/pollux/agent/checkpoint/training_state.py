@@ -352,7 +352,7 @@ def _kind(schedule: object) -> str:
 
 
 def _set_buffer(module: nn.Module, key: str, value: Tensor | None) -> None:
-    """Copy into the buffer where shape and type fit, since others may share its memory; else replace the buffer."""
+    """Copy into the buffer if shape and type fit, since other tensors may share its memory; else replace the buffer."""
     here = module._buffers.get(key)
     if value is not None and here is not None:
         value = value.to(here.device)

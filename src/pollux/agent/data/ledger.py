@@ -46,7 +46,7 @@ def _signed(value: int) -> int:
 class SampleLedger:
     """Count and hash of the samples of one pass: a part merged over all replicas, and a local part since then.
 
-    `count` and `digest` cover both parts, so one replica need not merge.
+    `count` and `digest` cover both parts, so a single replica need not merge.
     """
 
     __slots__ = ("_local", "_merged", "_offered", "_pending")

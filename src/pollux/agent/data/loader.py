@@ -80,7 +80,7 @@ class _Step:
 def _micro_batches(
     step: int, shape: StepShape, total: int, replica: int, num_replicas: int
 ) -> Iterator[tuple[MicroBatch, int, int]]:
-    """This replica's micro-batches of a step, each with its first and end place in the step; a filler has the first."""
+    """This replica's micro-batches of a step, each with its first and end place; a filler has the first sample."""
     for index, (first, end, by_replica) in enumerate(_parts(total, num_replicas, shape.repeats, replica)):
         micro = MicroBatch(step, index, shape.repeats, end - first, total, shape.measured, by_replica)
         yield (micro, first, end) if end > first else (micro, 0, 1)
@@ -133,9 +133,9 @@ class Loader:
 
     @property
     def size(self) -> int | None:
-        """Samples of a pass, those included that `drop_last` will drop.
+        """Samples of a pass, including those that `drop_last` will drop.
 
-        For a stream it is its `__len__` until its end has been read; None where it has none.
+        For a stream: its `__len__` until its end has been read; None without one.
         """
         if self._stream is None:
             return self._current_order().size if self.options.sampler is not None else self._length
@@ -143,7 +143,7 @@ class Loader:
 
     @property
     def pass_done(self) -> bool:
-        """Whether all of this pass has been committed, but for a rest that `drop_last` drops.
+        """Whether all of this pass has been committed, except a remainder that `drop_last` drops.
 
         With `drop_last`, and for a stream, this is known only after `micro_batches()` has ended.
         """
@@ -191,7 +191,7 @@ class Loader:
             self._dropped_at = None
 
     def resize(self, replica: int, num_replicas: int) -> None:
-        """Rewind, and continue from the cursor as that replica of that many."""
+        """Rewind, and continue from the cursor as `replica` of `num_replicas`."""
         self.rewind()
         self._set_replica(replica, num_replicas)
 
@@ -207,7 +207,7 @@ class Loader:
         self._start(self.pass_index + 1)
 
     def skip_pass(self) -> None:
-        """Start the next pass although this one is not done; its other samples are never used."""
+        """Start the next pass although this one is not done; the rest of this one is never used."""
         self.rewind()
         self._start(self.pass_index + 1)
 

@@ -1,7 +1,7 @@
 """The order of a pass over a map-style dataset, and seeds derived from a job's seed.
 
-Both depend on (seed, pass) alone, never on the number of replicas or workers. The framework supplies the permutation,
-PyTorch's is in `permutation`; `loader` shares the order between replicas.
+Both depend on (seed, pass) alone, never on the number of replicas or workers. The framework supplies the permutation
+(PyTorch's is in `permutation`); `loader` shares the order between replicas.
 """
 
 from __future__ import annotations

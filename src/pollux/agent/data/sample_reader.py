@@ -16,8 +16,8 @@ __all__ = ["SampleReader"]
 class SampleReader(Dataset[Any]):
     """A map-style dataset for workers: it answers a request with a collated batch.
 
-    Where reading draws random numbers, which the generators show, each sample has its own, seeded from (seed, pass,
-    sample). So it is the same at any number of replicas and workers.
+    If reading draws random numbers (the generators show that), each sample has its own, seeded from (seed, pass,
+    sample). So a sample is the same at any number of replicas and workers.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
@@ -61,6 +61,6 @@ class SampleReader(Dataset[Any]):
                     samples = self._read(indices)
                     break
                 samples += one
-            # A collate function that draws (masking, mixing) repeats for the same samples, not for other splits.
+            # A collate function that draws (masking, mixing) draws the same for the same samples, not for other splits.
             seed_random(mix_seed(pass_seed, -1, keys[0]))
             return self.collate(samples)

@@ -44,7 +44,7 @@ class WorkerStart:
 
 
 class _Seeding:
-    """Gives every item of a pass random numbers of its own, which do not change by skipping or seeking.
+    """Gives every item of a pass random numbers of its own, which skipping and seeking do not change.
 
     Seeding costs 10 µs an item, so it stops where the first items drew nothing. From then on stretches of items are
     seeded and watched: if one of them draws, each item is seeded again.
@@ -187,7 +187,7 @@ class Stream:
 
     It has `num_shards` virtual shards: shard s is the dataset iterated with `get_worker_info()` answering "worker s
     of `num_shards`". The shards that are not at their end give items in turn. EVERY replica reads the whole stream and
-    keeps its share of each step. So heavy decoding belongs into `collate_fn`, which gets this share only, and the
+    keeps its share of each step. So heavy decoding belongs in `collate_fn`, which gets this share only, and the
     dataset must not select a part by rank. `in_workers`: one process per shard reads ahead.
     """
 

@@ -1,7 +1,7 @@
 """Aborts collectives on NCCL after a replica was lost; only we abort them, so that we know which steps were spoiled.
 
 A collective that waits for a lost replica is a kernel that spins. When it is aborted, the work that the script queued
-behind it runs, an optimiser's step included, with gradients that are no averages.
+behind it runs, even an optimiser step, with gradients that were not averaged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger("pollux")
 
 
 def keep_watchdog_out() -> None:
-    """Disable the watchdog of groups to come, which would end a process that survives a loss.
+    """Disable the watchdog of later groups, which would end a process that survives a loss.
 
     A value that the user has set stays.
     """

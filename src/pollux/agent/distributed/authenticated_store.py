@@ -77,7 +77,7 @@ class _Connection:
 
 
 class AuthenticatedStore(dist.Store):
-    """A store for any number of threads: each request uses a connection of its own, and a later one uses it again.
+    """A store for any number of threads: each request has a connection of its own, which a later request reuses.
 
     So a request that waits for a key delays no other. Errors are PyTorch's: `DistStoreError` where keys did not come in
     time, `DistNetworkError` where the store does not answer.
@@ -105,11 +105,11 @@ class AuthenticatedStore(dist.Store):
         self._ask(StoreOperation.SET, [key.encode(), _bytes(value)])
 
     def get(self, key: str) -> bytes:
-        """Wait for a key; its value."""
+        """Wait for a key; returns its value."""
         return self._await(StoreOperation.GET, [key], None)[0]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number of a key; the new number."""
+        """Add to the number of a key; returns the new number."""
         return int(self._ask(StoreOperation.ADD, [key.encode(), b"%d" % amount])[0])
 
     def check(self, keys: list[str]) -> bool:
@@ -121,11 +121,11 @@ class AuthenticatedStore(dist.Store):
         self._await(StoreOperation.WAIT, keys, timeout)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Write a key if it has the expected value; the value that it has then."""
+        """Write a key if it has the expected value; returns its value after that."""
         return self._ask(StoreOperation.COMPARE_SET, [key.encode(), _bytes(expected), _bytes(desired)])[0]
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; whether it existed."""
+        """Delete a key; returns whether it existed."""
         return self._ask(StoreOperation.DELETE, [key.encode()])[0] == b"1"
 
     def num_keys(self) -> int:
@@ -141,7 +141,7 @@ class AuthenticatedStore(dist.Store):
         self._ask(StoreOperation.APPEND, [key.encode(), _bytes(value)])
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait for keys; their values."""
+        """Wait for keys; returns their values."""
         return self._await(StoreOperation.MULTI_GET, keys, None)
 
     def multi_set(self, keys: list[str], values: Sequence[str | bytes]) -> None:

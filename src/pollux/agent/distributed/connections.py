@@ -1,11 +1,11 @@
 """Cuts TCP connections between replicas, so that the others stop waiting for a replica that is silent.
 
-A collective over gloo ends only with its timeout or with a connection: not by a call from another thread, and not when
-a node loses its network. So the other replicas cut their connections themselves. They cut a connection only if a
+A collective over gloo ends only at its timeout or when a connection ends: no call from another thread ends it, nor does
+a node's loss of its network. So the other replicas cut their connections themselves. They cut a connection only if a
 replica of the same job has published its other end.
 
-Gloo takes any connection for one of the replica that it waits for. The kernel knows the users of those of this machine:
-connections of another user are cut before a group carries any values.
+Gloo accepts any connection as one from the replica that it waits for. The kernel knows the user of each connection from
+this machine: those of other users are cut before a group carries any values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def own_ends() -> list[str]:
 
 
 def cut(ends: Collection[str]) -> int:
-    """Cut the connections of this process to these ends; how many there were."""
+    """Cut the connections of this process to these ends; returns their number."""
     count = 0
     for connection, _, theirs in _connections():
         if _text(theirs) in ends:
@@ -53,7 +53,7 @@ def listening_ports() -> frozenset[int]:
 
 
 def cut_other_users(ports: Collection[int]) -> int:
-    """End the connections that other users of this machine have made to these ports of this process; how many."""
+    """End the connections that other users of this machine have made to these ports; returns their number."""
     users = _users_connected_to(ports)
     count = 0
     for connection, mine, theirs in _connections():
@@ -78,7 +78,7 @@ def _users_connected_to(ports: Collection[int]) -> dict[tuple[str, str], int]:
 
 
 def _listed(text: str) -> str:
-    """An end as the kernel lists it, in words of the processor's order, as `_text` writes it."""
+    """The text, as `_text` writes it, of an end in the kernel's list (words in the processor's byte order)."""
     host, _, port = text.rpartition(":")
     packed = struct.pack(f"={len(host) // 8}I", *(int(host[at : at + 8], 16) for at in range(0, len(host), 8)))
     return _text((str(ipaddress.ip_address(packed)), int(port, 16)))
@@ -98,7 +98,7 @@ def _connections() -> Iterator[tuple[socket.socket, tuple[object, ...], tuple[ob
 
 
 def _sockets(listening: bool) -> Iterator[tuple[socket.socket, tuple[object, ...]]]:
-    """The TCP sockets of this process, each as a copy for as long as it is looked at."""
+    """The TCP sockets of this process, each as a copy while it is read."""
     for name in os.listdir("/proc/self/fd") if is_possible() else ():
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

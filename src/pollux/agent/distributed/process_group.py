@@ -47,7 +47,7 @@ def is_loss(error: BaseException) -> bool:
 
 
 def _keep_other_users_out(before: frozenset[int]) -> None:
-    """Cut what others have connected to the ports of a group that was just made; `before` are those from before it."""
+    """Cut other users' connections to the ports of a group just made; `before` are the ports from before it."""
     count = connections.cut_other_users(connections.listening_ports() - before)
     if count:
         _log.warning(
@@ -83,7 +83,7 @@ class WrappedModel(DistributedDataParallel):
             vars(self).pop(name, None)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model's forward, and note that it ran, to notice a step that calls the inner model."""
+        """Run the model's forward, and note that it ran, to notice a step that bypasses this wrapper."""
         if self.successor is not None:
             return self.successor()(*inputs, **kwargs)
         self.ran = True
@@ -96,7 +96,7 @@ class WrappedModel(DistributedDataParallel):
                 raise InvalidInput(self._unused(str(error))) from error
             else:
                 raise
-        # The loop handles the loss in its backward pass; until then BatchNorm layers must not count.
+        # The loop handles the lost replica in its backward pass; until then BatchNorm must not count samples.
         synchronise_batchnorm(self.module, None)
         set_counted(self.module, False)
         return self.module(*inputs, **kwargs)
@@ -152,7 +152,7 @@ class ReplicaGroup:
         self._breaking = threading.Lock()
         self._is_intact: bool | None = None
         self.is_broken = False
-        # Longer than the work of one replica alone, such as a save. The shim ends a replica that hangs, not this.
+        # Longer than the work of one replica alone, such as a save. The shim ends hanging replicas, not this limit.
         self._limit = datetime.timedelta(seconds=timeout or environment.timeout or DEFAULT_TIMEOUT_SECONDS)
         if dist.is_initialized():
             self.replica, self.num_replicas = dist.get_rank(), dist.get_world_size()
@@ -206,7 +206,7 @@ class ReplicaGroup:
     def connect(
         self, replica: int, num_replicas: int, num_nodes: int, meeting: dist.Store | None, patience: float | None = None
     ) -> None:
-        """After `disconnect`: become that replica of that many, which meet there within `patience` seconds.
+        """After `disconnect`: become `replica` of `num_replicas`, which meet in `meeting` within `patience` seconds.
 
         A collective. The replicas must have equal models, or get them before they train.
         """
@@ -216,7 +216,7 @@ class ReplicaGroup:
             self._join(meeting, patience)
 
     def abort_collectives(self) -> bool:
-        """Abort collectives on the GPU that wait for lost replicas, before `disconnect`; from any thread, once a group.
+        """Abort GPU collectives that wait for lost replicas, before `disconnect`; from any thread, once per group.
 
         False where a step was under way, whose result cannot be trusted. Without NCCL there is nothing to do:
         collectives end with an error by themselves, and no step follows one.
@@ -361,7 +361,7 @@ class ReplicaGroup:
                 dist.broadcast(buffer, src=0)
 
     def close(self) -> None:
-        """Leave the groups made here, after the wrapper, whose threads may crash a process that exits."""
+        """Release the wrapper, whose threads may crash a process that exits, then leave the groups made here."""
         if not self.owns_group and self.control is not None and dist.is_initialized():
             for group in (self.control, *self._others):
                 dist.destroy_process_group(group)

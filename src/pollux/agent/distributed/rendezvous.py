@@ -1,6 +1,6 @@
 """Lets process groups that meet by `env://`, those of a script or of Lightning, meet in the job's store.
 
-The store refuses PyTorch's own client from another machine, since that cannot prove that it knows the secret.
+The store refuses PyTorch's own client from another machine, since that client cannot prove that it knows the secret.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _through_the_store(usual: Callable[..., Iterator[_Meeting]]) -> Callable[...
 
 
 def install() -> None:
-    """Install this for `env://` in this process; a second call changes nothing."""
+    """Install this rendezvous for `env://` in this process; a second call changes nothing."""
     # In the package a function of the same name hides the module.
     handlers = getattr(importlib.import_module("torch.distributed.rendezvous"), "_rendezvous_handlers", {})
     usual = handlers.get("env")

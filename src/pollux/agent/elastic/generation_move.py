@@ -116,7 +116,7 @@ class GenerationMove:
                     self._beat.busy = Activity.TRAINING
                     return
             except CheckpointMismatch as error:
-                # The state that was sent does not fit this replica, and would not the next time.
+                # The state that was sent does not fit this replica, and would not fit the next time.
                 self._membership.fail(plan.generation, f"the state does not fit a replica: {error}")
                 self._states.enter(Gone())
                 raise JobLost from error
@@ -153,7 +153,7 @@ class GenerationMove:
             pause.end_part("regroup")
         job.rebuild(state, receives)
         move.has_state = True
-        # Again, since some parts of the job have made groups of their own meanwhile.
+        # Published again, since parts of the job have made groups of their own meanwhile.
         self.connections.publish(plan.generation)
         membership.generation = plan.generation
         pause.end_part("wrap")
@@ -167,7 +167,7 @@ class GenerationMove:
         return plan.rank_of(membership.ranks[plan.before])
 
     def _get_state(self, job: Resizable, move: Regrouping, number: int, pause: ResizePause) -> tuple[bool, State]:
-        """Meet the others as that number, and send the state to the replicas that lack it.
+        """Meet the others as replica `number`, and send the state to those that lack it.
 
         Returns whether this replica received it, and the state.
         """
@@ -185,7 +185,7 @@ class GenerationMove:
         return receives, state
 
     def _connect(self, job: Resizable, plan: GenerationPlan, number: int, size: int) -> None:
-        """Leave the old groups for one of `size`: all members, with or without the leavers that send the state."""
+        """Leave the old groups for one of `size` members, with or without the leavers that send the state."""
         membership, generation = self._membership, plan.generation
         self.connections.forget()
         job.disconnect()
@@ -214,7 +214,7 @@ class GenerationMove:
             if is_so():
                 return OPEN
             if self.stop_wanted():
-                # It may have become true just before the request to stop.
+                # The condition may have become true just before the request to stop.
                 return OPEN if is_so() else "asked to stop"
             why = membership.has_failed(generation)
             return None if why is None else f"it was given up: {why}"
@@ -283,7 +283,7 @@ class GenerationMove:
             packed, senders, receivers, replicas.control, job.templates() if receives else None
         )
         if move.joins:
-            # It waited for the others to finish a step, and that time is no part of their pause.
+            # This replica waited for the others to finish a step; that time is no part of the pause.
             pause.count_from(met, float(state.values["paused_seconds"]))
         return receives, state
 
@@ -296,7 +296,7 @@ class GenerationMove:
         return own
 
     def await_plan(self, job: Resizable, above: int, problem: str) -> GenerationPlan:
-        """Wait for the next plan. Without one, or on a request to stop, save if this replica is to, and end."""
+        """Wait for the next plan. Without one, or on a request to stop, end, and save first if this replica is to."""
         membership = self._membership
 
         def look() -> GenerationPlan | str | None:

@@ -66,7 +66,7 @@ class HeartbeatSource:
     `step` is the last step; `busy` is an activity other than a step that may take long. `worked`, the thread's
     processor time, shows that it computes something of the user's, such as an evaluation. `held_up` shows that it waits
     for other replicas in a collective. A thread that hangs elsewhere sends nothing: so where no replica makes progress,
-    the silent one delays the others.
+    the silent one holds up the others.
     """
 
     __slots__ = (

@@ -121,7 +121,7 @@ class ElasticMember:
             self._send(self.beat.last())
 
     def wanted_generation(self) -> int | None:
-        """The generation that this replica is to move to by the plans; None for none."""
+        """The generation that this replica is to move to according to the plans; None for none."""
         plan = self.membership.newest()
         if plan is None or plan.generation in self._refused or self.membership.has_failed(plan.generation) is not None:
             return None
@@ -146,7 +146,7 @@ class ElasticMember:
         return not why
 
     def resize(self, job: Resizable, generation: int) -> None:
-        """Move to that generation from a step boundary of all replicas; returns there, or ends this process."""
+        """Move to that generation at a step boundary of all replicas; may end this process instead of returning."""
         plan = None
         with contextlib.suppress(dist.DistError, RuntimeError):
             plan = self.membership.plan(generation)
@@ -156,7 +156,7 @@ class ElasticMember:
         self.states.require_steps()
         self.beat.busy = Activity.REGROUP
         is_broken = False
-        # All replicas take part even if the plan was withdrawn, since not all of them may know that.
+        # All replicas take part even if the plan was withdrawn, since some may not know that yet.
         try:
             generation_move.at_phase("boundary", self.membership.rank)
             same_size, first_leaves = plan.num_replicas == self._replicas.num_replicas, plan.rank_of(0) is None
@@ -166,7 +166,7 @@ class ElasticMember:
                 raise
             is_broken = True
         if is_broken:
-            # A replica died meanwhile. The plan may still hold, if it says that that replica leaves.
+            # A replica died meanwhile. The plan may still hold, if that replica was to leave.
             self.move.leave_broken_group(job)
         self.move.move_to(job, plan, self._stepped_at)
 
@@ -197,7 +197,7 @@ class ElasticMember:
             self.stray_check.watch_this_thread()
 
     def _await_commit(self) -> GenerationPlan | None:
-        """Wait for the commit of this replica's generation; the plan to follow, None where it is not needed."""
+        """Wait for the commit of this replica's generation; the plan to follow, None if the replica is not needed."""
         membership = self.membership
         generation = membership.generation
         while membership.withdrawn(generation) is None and not self.move.stop_wanted():

@@ -83,7 +83,7 @@ class Membership:
         return dist.PrefixStore(f"group/{generation}", self._live)
 
     def handover_store(self, generation: int) -> dist.Store:
-        """The store, with another prefix, where its members meet the leavers that send them the state."""
+        """The store, with another prefix, where the generation's members meet the leavers that send them the state."""
         return dist.PrefixStore(f"handover/{generation}", self._live)
 
     def note_rank(self, plan: GenerationPlan, rank: int) -> None:
@@ -129,8 +129,8 @@ class Membership:
     def is_first_left(self, seconds: float) -> bool:
         """Whether this replica is the first of its generation that is left; if so, note it in the store.
 
-        A loss may become known later than the failure of a group: wait that long for it, unless an earlier replica has
-        written that it is the first.
+        A loss may become known after the failure of a group: wait up to `seconds` for it, unless a replica of lower
+        rank has written that it is the first.
         """
         generation, earlier = self.generation, frozenset(range(self.rank))
 
@@ -147,7 +147,7 @@ class Membership:
     def newest(self, above: int | None = None) -> GenerationPlan | None:
         """The newest committed plan above a generation (None: the present one) that concerns this replica.
 
-        It starts from a generation that this replica was in, and was not withdrawn; the replica is a member or leaves.
+        The plan starts from a generation of this replica, and was not withdrawn; the replica is a member or leaves.
         """
         floor = self.generation if above is None else above
         committed = self.committed()
@@ -182,7 +182,7 @@ class Membership:
         return bool(self._live.check([keys.received(plan.generation, number) for number in range(plan.num_present)]))
 
     def is_handed_over(self, generation: int) -> bool:
-        """Whether its members train, so that the replicas that sent the state are not needed any more."""
+        """Whether the members train, so that the replicas that sent the state are not needed any more."""
         return bool(self._live.check([keys.handed(generation)]))
 
     def decide(self, generation: int, what: str) -> str:

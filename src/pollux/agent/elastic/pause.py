@@ -32,7 +32,7 @@ class ResizePause:
         self.last = now
 
     def count_from(self, met: float, paused_seconds: float) -> None:
-        """Start the pause of a joining replica with that of the others when it met them, without its own wait."""
+        """Count a joining replica's pause from that of the others when it met them, without its own wait."""
         self.began, self.last = met - paused_seconds, met
         self.parts["regroup"] = paused_seconds
 

@@ -12,7 +12,7 @@ from pollux.agent.elastic.membership import Membership
 
 __all__ = ["PeerConnections"]
 
-# The death of a replica closes its connections, which the others notice at once. After this time they will not.
+# The death of a replica closes its connections. The others notice that at once; after this time they never will.
 _FREE_SECONDS = 1.0
 _NO_GENERATION = (-1, 0)
 _log = logging.getLogger("pollux")

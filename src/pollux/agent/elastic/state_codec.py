@@ -1,4 +1,4 @@
-"""Encodes the values of a state as JSON that keeps their types, tensors apart; refuses what only pickle can carry."""
+"""Encodes a state as JSON that keeps types, and its tensors separately; refuses what only pickle can carry."""
 
 from __future__ import annotations
 

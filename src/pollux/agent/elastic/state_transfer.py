@@ -83,7 +83,7 @@ class Piece:
 
 
 def cut(sizes: Sequence[int], on_gpu: Sequence[bool], piece_bytes: int | None = None) -> list[Piece]:
-    """Tensors of these sizes in bytes as pieces of at most `piece_bytes`, by default so that there are few of them.
+    """Tensors of these sizes in bytes as pieces of at most `piece_bytes`, by default large enough that there are few.
 
     Small tensors share a piece, large ones are cut; every byte is in exactly one.
     """
@@ -261,7 +261,7 @@ def _lay_down(buffer: Tensor, piece: Piece, tensors: Sequence[Tensor]) -> None:
 
 
 def _checksum(content: Tensor, before: int) -> int:
-    """CRC32 on the host, continued from `before`; on a GPU that of two sums of its words, without a copy."""
+    """CRC32 on the host, continued from `before`; on a GPU, CRC32 of two sums over its words, without a copy."""
     if not content.is_cuda:
         return zlib.crc32(content.numpy().data, before)
     words = torch.nn.functional.pad(content, (0, -content.numel() % 8)).view(torch.int64)

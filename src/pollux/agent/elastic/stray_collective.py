@@ -56,7 +56,7 @@ _log = logging.getLogger("pollux")
 
 
 def own_collective(thread: int) -> str:
-    """The collective of `torch.distributed` that the script called and a thread is in; empty for none."""
+    """The collective of `torch.distributed` that a thread is in, called by the script; empty for none."""
     frame, name = sys._current_frames().get(thread), ""
     while frame is not None:
         code = frame.f_code
@@ -70,7 +70,7 @@ def own_collective(thread: int) -> str:
 
 
 class StrayCollectiveCheck:
-    """Watches, from another thread, a thread that joined until it comes to its training loop.
+    """Watches a joining replica's thread, from another thread, until it comes to its training loop.
 
     It calls `tell` with the reason why the job cannot change while it runs, then ends the process, which frees the
     other replicas.

@@ -174,7 +174,7 @@ class FrameworkTraining:
 
     @property
     def lr_factors(self) -> tuple[float, ...]:
-        """What each parameter group's learning rate is multiplied by for the present batch."""
+        """The factor of each parameter group's learning rate for the present batch."""
         if self._attached is None:
             return ()
         return self._attached.adaptation.factors(self.batch_size, self.progress.epochs)

@@ -77,7 +77,7 @@ class FrameworkSteps:
     def weight(self, like: Tensor, weight: float | Tensor | None = None) -> Tensor:
         """The factor of this batch's mean loss, so that the mean over replicas is that of the whole step.
 
-        `weight` is the number of tokens, or of whatever else the loss is the mean of; None: of samples.
+        `weight` is the number of tokens or other units over which the loss is the mean; None: samples.
         """
         one = torch.ones((), dtype=like.dtype, device=like.device)
         return self._weighting.scale(one, self._current(), "mean", weight)
@@ -93,7 +93,7 @@ class FrameworkSteps:
         self._losses.add(share)
 
     def begin_backward(self, weight: float | Tensor | None = None, part: float | None = None) -> None:
-        """Start to measure, in a measured step; `part` is the meter's weight, None for that of `weight`."""
+        """In a measured step, start to measure; `part` is the meter's weight, None: derived from `weight`."""
         micro = self._current()
         if self.meter is not None and micro.measured:
             self.meter.start_measuring(self._weighting.noise_factors(micro, weight).part if part is None else part)
@@ -105,7 +105,7 @@ class FrameworkSteps:
         self.clock.end_micro()
 
     def before_step(self, loss_scale: Tensor | None = None, *, unscaled: bool = False) -> None:
-        """Measure the averaged gradients, before clipping; `unscaled`: they are without the loss scale already."""
+        """Measure the averaged gradients, before clipping; `unscaled`: the loss scale is removed already."""
         micro = self._current()
         weights = self._weighting.finish(self._parameters)
         if self.meter is None or not micro.measured:
@@ -121,7 +121,7 @@ class FrameworkSteps:
             self.meter.refresh()
 
     def losses(self) -> tuple[float, int]:
-        """Sum over steps of this replica's share of the mean loss, and the steps, between two calls; late on a GPU."""
+        """Sum of this replica's shares of the mean loss, and the steps, since the last call; on a GPU one call late."""
         return self._losses.read()
 
     def predicted_local_batch(self, local_batch: int) -> int | None:

@@ -29,7 +29,7 @@ from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
 if TYPE_CHECKING:
     from transformers import Trainer
 else:
-    # The user's class names the Trainer beside the mixin; nothing of transformers is needed before one is made.
+    # The user's class inherits from Trainer itself; transformers is not needed before a trainer is made.
     Trainer = object
 
 __all__ = ["STATE_NAME", "PolluxTrainerMixin", "newest_whole"]
@@ -44,7 +44,7 @@ _log = logging.getLogger("pollux")
 class PolluxTrainerMixin(Trainer):
     """Use as `class MyTrainer(PolluxTrainerMixin, Trainer)`; your own `compute_loss` goes into a class after it.
 
-    `batch_size` counts the samples of one optimiser step over all replicas, and stays at any number of them;
+    `batch_size` counts the samples of one optimiser step over all replicas, and is the same at any number of them;
     `per_device_train_batch_size` is the largest local batch, and more samples are accumulated. No sample is padded or
     repeated. `measure_noise` reports the gradient noise scale in the logs. `adapt_accumulation` lets the batch grow up
     to `max_batch_size` by accumulation; epochs and schedules then follow progress.
@@ -188,7 +188,7 @@ class PolluxTrainerMixin(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The trainer's own loss, in training with the weight that makes the average right."""
+        """The trainer's own loss, in training times the weight that makes the average right."""
         result: Any = super().compute_loss(
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
@@ -211,7 +211,7 @@ class PolluxTrainerMixin(Trainer):
         return loss * self.hosted.steps.weight(loss) * (1 if scaled else self.current_gradient_accumulation_steps)
 
     def _noise_part(self, micro: MicroBatch, inputs: Any, num_items: Any) -> float | None:
-        """By tokens g' = g·K·w/W, so that (w/W)·|g|² = |g'|²·W/(w·K²); None: by samples."""
+        """The meter's weight: by tokens g' = g·K·w/W, so (w/W)·|g|² = |g'|²·W/(w·K²); None: by samples."""
         if num_items is None or not micro.measured:
             return None
         labels = inputs.get("shift_labels", inputs["labels"])
@@ -221,7 +221,7 @@ class PolluxTrainerMixin(Trainer):
         return float(num_items) / (tokens * self.args.world_size**2) if tokens else 0.0
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in `Trainer`; a checkpoint gets our state first, since the trainer's own marks it as whole."""
+        """As in `Trainer`; a checkpoint gets our state first, since the trainer's state marks it as whole."""
         if _internal_call and output_dir is not None and self._pollux is not None and self._pollux.is_attached:
             state = self._pollux.state_dict()
             if self.args.should_save:

@@ -40,9 +40,9 @@ _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 class PolluxDataLoader:
     """Training data for `trainer.fit(module, loader)` or a data module's `train_dataloader`; use with `PolluxCallback`.
 
-    `batch_size` counts the samples of one optimiser step over all replicas; without `max_batch_size` it stays at any
-    number of them. The other options are those of `pollux.init`. The loader has no length, since the batch may change
-    inside an epoch. Lightning's checkpoints save and restore its state.
+    `batch_size` counts the samples of one optimiser step over all replicas; without `max_batch_size` it is the same at
+    any number of them. The other options are those of `pollux.init`. The loader has no length, since the batch may
+    change inside an epoch. Lightning's checkpoints save and restore its state.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class PolluxCallback(Callback):
     """Weights, accumulation, gradient noise and learning rates for a `Trainer` that trains on a `PolluxDataLoader`.
 
     The module stays as it is: `training_step` returns the mean loss over its batch. Where that is a mean over something
-    else than samples, such as tokens, `training_step` passes their number to `weigh`.
+    other than samples, such as tokens, `training_step` passes their number to `weigh`.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -141,7 +141,7 @@ class PolluxCallback(Callback):
 
     @property
     def lr_factors(self) -> tuple[float, ...]:
-        """What each parameter group's learning rate is multiplied by for the present batch."""
+        """The factor of each parameter group's learning rate for the present batch."""
         return self._training.lr_factors
 
     @property
@@ -234,7 +234,7 @@ class PolluxCallback(Callback):
             self._training.stop()
 
     def _advance_schedules(self, trainer: Trainer) -> None:
-        """Advance schedules by step further where a larger batch is worth more than the one step."""
+        """Advance schedules by step further where a larger batch is worth more than one step."""
         due = self._training.schedule_due()
         extra = due - self._training.schedule_taken
         if extra <= 0:

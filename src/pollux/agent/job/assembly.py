@@ -219,9 +219,9 @@ def _make_folders(options: JobOptions, replicas: ReplicaGroup) -> None:
 
 
 def _folder_problem(name: str, folder: Path) -> str:
-    """Make a folder; why it can never be one to write to, else empty.
+    """Make a folder; returns why it can never be written to, else an empty text.
 
-    What only a disk is the reason for, which is full or broken now, is logged: it is no reason not to train.
+    A problem of the disk, which is full or broken now, is only logged: training goes on.
     """
     existed = folder.is_dir()
     try:

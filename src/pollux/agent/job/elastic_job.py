@@ -71,7 +71,7 @@ class ElasticJob:
         return progress.steps, progress.epoch, loader.pass_index, loader.cursor
 
     def merge_parts(self, same_size: bool, first_leaves: bool) -> None:
-        """Merge what replicas have parts of, while all are there; a collective."""
+        """Merge the state that is spread over replicas, while all are there; a collective."""
         self._run.persistence.merge_shares()
         if first_leaves:
             self._hand_receipt_over()
@@ -113,7 +113,7 @@ class ElasticJob:
         if not whole:
             return State(values={"adaptation": self._parts.adaptation.state_dict(), "rng": list(self._rng_texts)})
         state = self._run.persistence.own_state(list(self._rng_texts))
-        # Among the objects, which one sender sends: these buffers may differ between replicas.
+        # Sent as objects, by one sender: these buffers may differ between replicas.
         state.objects[_BUFFERS] = self._parts.state.unsaved_buffers()
         return state
 
@@ -165,7 +165,7 @@ class ElasticJob:
             return
         asks_age = self._run.record.enter_generation(max(member.membership.ranks))
         if asks_age and checkpointer is not None:
-            # The process that wrote it may have ended without reporting when.
+            # The process that wrote the checkpoint may have ended without reporting the time.
             checkpointer.find_created(self._run.record.reports.note_save_elsewhere)
 
     def save_alone(self) -> None:

@@ -124,7 +124,7 @@ class Job:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing that makes it impossible."""
+        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing prevents exactness."""
         return self._status.is_exact
 
     @property
@@ -163,7 +163,7 @@ class Job:
 
     @property
     def local_batch(self) -> int:
-        """Samples of one micro-step on one replica, at most, at present."""
+        """The most samples of one micro-step on one replica, at present."""
         return self._status.local_batch
 
     @property
@@ -173,7 +173,7 @@ class Job:
 
     @property
     def lr_factors(self) -> tuple[float, ...]:
-        """What each parameter group's learning rate is multiplied by for the present batch."""
+        """The factor of each parameter group's learning rate for the present batch."""
         return self._status.lr_factors
 
     @property
@@ -188,7 +188,7 @@ class Job:
 
     @property
     def goodput_model(self) -> GoodputModel | None:
-        """Throughput and efficiency as known now, for predictions on other numbers of GPUs; None before a first fit."""
+        """Throughput and efficiency as known now, to predict for other numbers of GPUs; None before the first fit."""
         return self._status.goodput_model
 
     @property

@@ -1,4 +1,4 @@
-"""Tries local batches that memory may not hold, survives where it does not, and notes that for later starts."""
+"""Tries local batches that may not fit into memory, survives those that do not, and notes them for later starts."""
 
 from __future__ import annotations
 

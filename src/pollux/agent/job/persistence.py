@@ -89,7 +89,7 @@ class JobPersistence:
                 member.beat.busy = before
 
     def confirm_save(self) -> None:
-        """Enter the last save into the receipt, or that it failed, once that is known."""
+        """Enter the last save or its failure into the receipt, once the outcome is known."""
         checkpointer = self._parts.checkpointer
         if self._unconfirmed is None or checkpointer is None or not checkpointer.finish_local_save():
             return
@@ -141,7 +141,7 @@ class JobPersistence:
         return self.own_state(self._parts.state.rng_texts())
 
     def merge_shares(self) -> None:
-        """Merge what replicas have parts of: running buffers, and the ledger of samples; a collective."""
+        """Merge the state that is spread over replicas: running buffers, and the ledger of samples; a collective."""
         parts = self._parts
         if not parts.engine.counts_batchnorm:
             parts.replicas.broadcast_buffers(parts.engine.inner)

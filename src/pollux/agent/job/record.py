@@ -55,7 +55,7 @@ class RunRecord:
         self._receipt.mark_not_exact(text, self._progress.steps, self._progress.progress)
 
     def note_batchnorm(self, accumulates: bool) -> None:
-        """Note, once, that BatchNorm makes exactness impossible, where it does."""
+        """Note, once, if BatchNorm makes exactness impossible."""
         engine, num_replicas = self._parts.engine, self._parts.replicas.num_replicas
         if not has_batchnorm(engine.inner):
             return
@@ -104,7 +104,7 @@ class RunRecord:
         self.scalars.rolled_back(self._progress.samples)
 
     def enter_generation(self, generation: int) -> bool:
-        """Have the process that is replica 0 in this generation of the job write reports and scalars.
+        """Let replica 0 of this generation of the job write reports and scalars.
 
         Returns whether another process may have written the last checkpoint, so that its age has to be looked up.
         """
@@ -121,7 +121,7 @@ class RunRecord:
         return self._write_receipt(target)
 
     def _write_receipt(self, folder: Path) -> list[Path]:
-        """Write it, on replica 0; the files written, none where that failed."""
+        """Write the receipt, on replica 0; returns the files, none where that failed."""
         if self._parts.replicas.is_first:
             with self._unwritten.tolerated(f"the receipt in {folder}"):
                 return self._receipt.write(folder)

@@ -109,7 +109,7 @@ class JobRounds:
             try:
                 self._persistence.checkpoint(wait=True)
             except PolluxError as error:
-                # Only replica 0 knows of it, and all replicas must continue alike.
+                # Only replica 0 knows of the failure, and all replicas must continue alike.
                 _log.error("rolled back, but not saved: %s", error)
             self._checkpointer.drop_after(step)
         self._record.rolled_back()

@@ -254,7 +254,7 @@ class TrainingLoop:
     # The end
 
     def _finish(self) -> None:
-        # A job that was resumed when it was done already has nothing new to save.
+        # A finished job that was resumed has nothing new to save.
         if self._parts.checkpointer is not None and not self._run.persistence.has_nothing_new:
             try:
                 self._run.persistence.checkpoint(wait=True)
@@ -285,7 +285,7 @@ class TrainingLoop:
             self._release()
 
     def _leave(self) -> None:
-        """Save, where the script left the loop over epochs by `break` and not by an error."""
+        """Save if the script left the loop over epochs by `break`, not by an error."""
         left = self._left_epochs and not self._elastic.saved_alone
         if not left or self.failed or getattr(sys, "last_value", None) is not None:
             return

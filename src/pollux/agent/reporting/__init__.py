@@ -1,4 +1,4 @@
-"""Where a training stands, and what tells of it: reports to the service, TensorBoard scalars, the receipt.
+"""The state of a training and its outputs: reports to the service, TensorBoard scalars, the receipt.
 
 Runs in every replica; replica 0 writes and sends. Imports `adaptation`, `distributed` and `data`.
 """

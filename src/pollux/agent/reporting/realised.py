@@ -15,8 +15,8 @@ __all__ = ["realised_against", "realised_at_changes"]
 _JUDGED_CHANGES = 20
 _ROWS_ASIDE = 100
 _FEWEST_ASIDE = 8
-# Rows further away from a change than this part of its progress are left out: over a longer way a loss curve is not a
-# parabola any more, and the interval would miss the true ratio.
+# Rows further away from a change than this part of the change's progress are left out: over a longer range a loss curve
+# is no parabola, and the interval would miss the true ratio.
 _SPAN_ASIDE = 0.4
 _RATIOS = np.geomspace(0.2, 5.0, 81)
 _COMPARED_POINTS = 20
@@ -49,8 +49,8 @@ def _realised_ratio(
 ) -> tuple[float | None, float | None, float | None]:
     """The r with which loss = a + b·q + c·q² fits best, q being progress before the change and r·progress after it.
 
-    The interval holds the r whose squared error is within the 95 % F bound of the least. Both are None where
-    there are few rows, progress was rolled back, or the interval is open at an end of [0.2, 5].
+    The interval holds the r whose squared error is within the 95 % F bound of the least. Ratio and limits are None
+    where there are few rows, progress was rolled back, or the interval is open at an end of [0.2, 5].
     """
     edge = after[0].progress
     used_before, used_after = _near(before, edge), _near(after, edge)
@@ -87,7 +87,7 @@ def _quadratic_error(x: Floats, y: Floats) -> float:
 
 
 def realised_against(rows: Sequence[ReceiptRow], reference: Mapping[str, Any]) -> dict[str, Any]:
-    """The progress at which a reference run first had the losses of this run; `realised` is null where it never had."""
+    """The progress at which a reference run first had the losses of this run; `realised` is null where it had none."""
     other = [
         (float(progress), float(loss))
         for progress, loss in zip(reference["rows"]["progress"], reference["rows"]["loss"], strict=True)

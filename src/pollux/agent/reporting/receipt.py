@@ -115,7 +115,7 @@ class Receipt:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the run trained exactly as the user's script would without us."""
+        """Whether the run trained exactly as the user's script would without Pollux."""
         return self._head["mode"] == "exact" and not self._not_exact
 
     def sample(self, row: ReceiptRow) -> None:
@@ -236,7 +236,7 @@ class Receipt:
         if self._latest is not None and importlib.util.find_spec("matplotlib") is not None:
             from pollux.agent.reporting.receipt_plot import png
 
-            # The picture shows what the other file says: a library that cannot draw now takes nothing away.
+            # The picture shows what the other file says, so nothing is lost if the library cannot draw.
             with self._unwritten.tolerated(f"the picture of the receipt in {folder}"):
                 _write_whole(Path(folder) / "receipt.png", png(receipt))
                 written.append(Path(folder) / "receipt.png")

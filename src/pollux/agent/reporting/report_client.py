@@ -38,9 +38,9 @@ Post = Callable[[str], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where one job's reports go: the service's URL, the job's id there, and the token that opens it.
+    """Where one job's reports go: the service's URL, the job's id there, and the access token.
 
-    `ca`, or the file `ca_file`: a certificate to trust beside the system's, as PEM text; empty and None for none.
+    `ca`, or the file `ca_file`: a certificate to trust besides the system's, as PEM text; empty and None for none.
     """
 
     url: str
@@ -136,7 +136,7 @@ class Reporter:
             self._condition.notify_all()
 
     def close(self, last: Report | None = None, timeout_seconds: float = 3.0) -> None:
-        """End the thread. `last` is sent once, after a report that is being sent; all that takes at most this time."""
+        """End the thread. `last` is sent once, after a report that is being sent; both take at most this time."""
         with self._condition:
             if self._closed:
                 return

@@ -48,7 +48,7 @@ class ReportBuilder:
         self._saved_at: float | None = None
 
     def set_epochs(self, count: float) -> None:
-        """Training is to last that many epochs."""
+        """Note how many epochs training lasts."""
         self._epochs = count
 
     def add_metrics(self, values: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class ReportBuilder:
             self._saved_at = at if self._saved_at is None else max(at, self._saved_at)
 
     def note_step(self) -> None:
-        """A step is done; the first one ends the pause of the re-allocation before it."""
+        """Note a step; the first one ends the pause of the re-allocation before it."""
         if not self._stepped:
             self._stepped = True
             stopped_at = self._environment.stopped_at
@@ -77,7 +77,7 @@ class ReportBuilder:
         self._pause, self._kind = seconds, kind
 
     def enter_generation(self, generation: int, replica: int, num_nodes: int) -> bool:
-        """Report for another generation of the job, in which this process is that replica.
+        """Report for another generation of the job, in which this process is replica number `replica`.
 
         Returns whether the age of the last checkpoint has to be looked up, since another process may have written it.
         """
@@ -85,7 +85,7 @@ class ReportBuilder:
         self._environment = replace(self._environment, generation=generation, replica=replica, num_nodes=num_nodes)
         if was_first:
             return self._reporter is not None and replica == 0 and self._saved_at is None
-        # The replica that was the first one before has reported the pause before this process started.
+        # The earlier replica 0 has reported the pause that came before this process started.
         self._stepped = True
         self.note_pause(None, "")
         self._reporter = self._reporter or reporter_for(self._environment)
@@ -140,7 +140,7 @@ class ReportBuilder:
 
 
 def reporter_for(environment: Environment) -> Reporter | None:
-    """A sender of reports where a scheduler that wants them started this replica, and it is replica 0; else None."""
+    """A sender of reports on replica 0, if the scheduler that started it wants them; else None."""
     if not environment.url or environment.replica != 0:
         return None
     return Reporter.to(

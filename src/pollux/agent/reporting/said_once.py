@@ -1,7 +1,7 @@
 """Records that cannot be written: training goes on without them, and the log says so once for each kind of record.
 
-A full, read-only or broken disk, lost rights, a folder that is gone: none of it may cost what was trained. Checkpoints
-are no records: how their failures are told and tried again is in `pollux.agent.checkpoint`.
+A full, read-only or broken disk, lost permissions, a folder that is gone: none of these may end training. Checkpoints
+are no records: `pollux.agent.checkpoint` reports their failures and tries again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SaidOnce:
 
     @contextlib.contextmanager
     def tolerated(self, what: str) -> Iterator[None]:
-        """Go on where writing `what` fails, whatever the reason: libraries that draw and write raise what they like."""
+        """Go on where writing `what` fails, whatever the reason: libraries that draw and write may raise anything."""
         try:
             yield
         except Exception as error:

@@ -103,7 +103,7 @@ class TrainingStatus:
 
     @property
     def local_batch(self) -> int:
-        """Samples of one micro-step on one replica, at most, at present."""
+        """The most samples of one micro-step on one replica, at present."""
         return self._adaptation.choice.local_batch
 
     @property
@@ -113,7 +113,7 @@ class TrainingStatus:
 
     @property
     def lr_factors(self) -> tuple[float, ...]:
-        """What each parameter group's learning rate is multiplied by for the present batch."""
+        """The factor of each parameter group's learning rate for the present batch."""
         return self._adaptation.factors(self._adaptation.total, self._progress.epochs)
 
     @property
@@ -128,7 +128,7 @@ class TrainingStatus:
 
     @property
     def goodput_model(self) -> GoodputModel | None:
-        """Throughput and efficiency as known now, for predictions on other numbers of GPUs; None before a first fit."""
+        """Throughput and efficiency as known now, to predict for other numbers of GPUs; None before the first fit."""
         return self._adaptation.goodput_model
 
     @property
@@ -147,7 +147,7 @@ class TrainingStatus:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing that makes it impossible."""
+        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing prevents exactness."""
         return not self._adaptation.adapts if self._receipt is None else self._receipt.is_exact
 
     def expected_progress(self, epochs: float) -> float | None:

@@ -22,7 +22,7 @@ class Scalars:
 
     A run that was resumed at `resumed_samples` writes to the same folder: TensorBoard hides what an earlier process
     wrote beyond that point, so that no sample has two values. The first value opens the event file.
-    Once it cannot be written, nothing more is, and the log says so.
+    After a failed write nothing more is written, and the log says so.
     """
 
     def __init__(

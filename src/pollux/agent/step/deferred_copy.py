@@ -15,8 +15,8 @@ Beside = TypeVar("Beside")
 class DeferredCopy(Generic[Beside]):
     """A tensor on its way to the host, and a value that belongs to it.
 
-    On a GPU `exchange` starts a copy and returns that of the call before, which has arrived; elsewhere it returns a
-    copy of what it was passed. The caller may write to the tensor as soon as it returns.
+    On a GPU `exchange` starts a copy and returns the one that the last call started, which has arrived; elsewhere it
+    returns a copy of what it was passed. The caller may write to the tensor as soon as it returns.
     """
 
     def __init__(self) -> None:

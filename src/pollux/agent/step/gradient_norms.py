@@ -1,7 +1,7 @@
 """Squared gradient lengths of single micro-steps and of the whole step, on measured steps only.
 
 The numbers stay on the device until they are collected; `noise_scale` uses them. Parameters sharded by FSDP2 cannot be
-measured: their hooks see pieces.
+measured: hooks see only pieces of their gradients.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GradientNormMeter:
 
     Coordinates whose second moment is still zero have P⁻¹ = 0: they have seen no gradient, and the first one divided
     by ε would dominate all others. Frozen parameters, and those not in the optimiser, do not count. `device` holds the
-    rows; parameters may lie on others. Sparse gradients wait for the device.
+    rows; parameters may lie on others. Measuring sparse gradients waits for the device.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class GradientNormMeter:
     def kind(self) -> str:
         """The kind of preconditioner; lengths under different kinds cannot be compared.
 
-        "plain", "adam", "amsgrad", "adagrad", ...; "cold" before the first step of an optimiser that has one.
+        "plain", "adam", "amsgrad", "adagrad", ...; "cold" before the first step of an optimiser whose kind has state.
         """
         return self._preconditioner.kind
 
@@ -284,7 +284,7 @@ class GradientNormMeter:
         self._num_rows = 0
 
     def regroup(self, set_aside: bool) -> None:
-        """Forget all rows and read the optimiser's state again, among other replicas; `set_aside` as above."""
+        """Forget all rows and read the optimiser's state again, since the replicas changed; `set_aside` as above."""
         self.drop_row()
         self.drain()
         self._set_aside = set_aside
@@ -316,7 +316,7 @@ class _Sums:
         self._bytes[key] += size
         if held:
             return
-        # A large gradient is measured while its hook still runs: autograd would copy a gradient that somebody holds,
+        # A large gradient is measured while its hook still runs: autograd would copy a gradient with another reference,
         # instead of keeping it as `.grad`.
         if size >= _LARGE_BYTES or self._bytes[key] >= _CHUNK_BYTES or len(self._waiting[key]) >= _CHUNK_TENSORS:
             self._flush(key, weight)
@@ -343,7 +343,7 @@ class _Sums:
 def _lengths(tensors: list[Tensor]) -> list[Tensor]:
     """Lengths of tensors of one dtype, in float32 or better.
 
-    On a processor a long sum in float32 drifts (8e-5 over four million elements), so there it is summed in blocks.
+    On a CPU a long sum in float32 drifts (8e-5 over four million elements), so there it is summed in blocks.
     """
     wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     if tensors[0].device.type == "cpu" and wide == torch.float32:

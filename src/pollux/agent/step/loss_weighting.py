@@ -50,7 +50,7 @@ def _can_weigh(weight: float | Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NoiseFactors:
-    """Factors from squared norms of scaled gradients to those of the average: of one part, and of the whole."""
+    """Factors that turn squared norms of scaled gradients into those of the average: for a part, and the whole."""
 
     part: float
     whole: float

@@ -1,7 +1,7 @@
 """The model that a script gets from a job: it stays valid when the replicas change.
 
 With several replicas a script gets the wrapper of `process_group`. With one replica there is no wrapper, and calls of
-the model that the script keeps must reach the wrapper that there is once other replicas join.
+the model that the script keeps must reach the wrapper that is made when other replicas join.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def stable_handle(model: nn.Module, current: Callable[[], nn.Module]) -> nn.Modu
             types.new_class(kind.__name__, (kind,), exec_body=lambda into: into.update(names))
         )
         handles.append(made)
-        # Both share one set of attributes: what is set, hooked or moved through one is so through the other.
+        # Both share one set of attributes: what one sets, hooks or moves shows in the other.
         object.__setattr__(made, "__dict__", vars(model))
     except Exception as error:
         _log.debug("no second handle on a model of %s: %s", kind.__name__, error)
@@ -83,7 +83,7 @@ def _copying(model: nn.Module, is_handle: Callable[[nn.Module], bool]) -> dict[s
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         if is_handle(self):
-            # What refers to the model within it, such as a hook, then refers to the same copy.
+            # References to the model inside it, such as a hook's, then refer to the same copy.
             return operator.getitem, ([model], 0)
         make, arguments, *rest = cast("tuple[Any, ...]", kind.__reduce_ex__(self, protocol))
         return make, tuple(kind if each is type(self) else each for each in arguments), *rest

@@ -111,7 +111,7 @@ class StepRunner:
 
     @property
     def can_try(self) -> bool:
-        """Whether a step can do without the wrapper's averaging; not where layers of replicas exchange values."""
+        """Whether a step can do without the wrapper's averaging; not where layers exchange values between replicas."""
         if self._replicas.num_replicas == 1:
             return True
         return not (self.is_sharded or self._static_graph or self.counts_batchnorm or self._has_sparse)
@@ -166,7 +166,7 @@ class StepRunner:
         return micro
 
     def _is_nothing(self, weight: float | Tensor) -> bool:
-        """Whether a part has weight 0; not asked on a GPU, which would wait, nor where graphs need their own loss."""
+        """Whether a part has weight 0; false on a GPU, which would wait, and where graphs need their own loss."""
         unusual = self.is_sharded or self._static_graph or getattr(self.model, "find_unused_parameters", False)
         return not unusual and not (isinstance(weight, Tensor) and weight.is_cuda) and float(weight) == 0.0
 
@@ -316,7 +316,7 @@ class StepRunner:
             before.forward_to(lambda: self.model)
 
     def disconnect(self) -> None:
-        """Forget a collective that is waited for, with its step."""
+        """Forget a pending collective and its step."""
         self._averager.forget()
 
     def regroup(self) -> None:

@@ -15,7 +15,7 @@ __all__ = ["WARM_STEPS", "Preconditioner", "grouped_parameters"]
 WARM_STEPS = 20
 
 _PIECE_BYTES = 128 * 2**20
-_TINY = 1e-20  # under a moment of zero where ε is zero too, so that the masked quotient is not NaN
+_TINY = 1e-20  # in place of ε where ε is zero, so that the masked quotient of a zero moment is not NaN
 
 _State: TypeAlias = dict[str, Any]
 _Tensors: TypeAlias = list[Tensor]
@@ -81,7 +81,7 @@ class Preconditioner:
 
     @property
     def kind(self) -> str:
-        """The kind of P; "cold" before the first step of an optimiser that has one."""
+        """The kind of P; "cold" before the first step of an optimiser whose kind has state."""
         state = self._first_state()
         if not state:
             return "cold" if "eps" in self._optimizer.defaults else "plain"

@@ -52,7 +52,7 @@ class StepClock:
 
     @property
     def includes_data_wait(self) -> bool:
-        """Whether the GPU's stream times the computation: it waits for data that comes late."""
+        """Whether the GPU's stream times the computation: then the times include waits for late data."""
         return self._on_gpu
 
     def _now(self) -> _Instant:

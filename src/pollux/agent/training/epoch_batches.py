@@ -18,8 +18,8 @@ __all__ = ["EpochBatches"]
 class EpochBatches:
     """Issues the micro-batches of epochs in order, and counts their samples once their step is done.
 
-    In exact mode an epoch is a pass over the data. Otherwise it is the progress of a pass at the initial batch, with
-    batches counted that are issued and not used yet; it may extend into the next pass. `batch_size` is the initial
+    In exact mode an epoch is a pass over the data. Otherwise an epoch is the progress of a pass at the initial batch,
+    and may extend into the next pass; batches that are issued and not used yet count. `batch_size` is the initial
     batch. `loader` is that of the oldest step that is not done.
     """
 
@@ -46,7 +46,7 @@ class EpochBatches:
         if self._epoch_ended or self._follows_progress:
             return self._epoch_ended or self._progress.epoch_reached
         size, drops = self.loader.size, self.loader.options.drop_last
-        # A rest of less than a whole batch will be dropped, though the loader does not know it yet.
+        # A remainder of less than a whole batch will be dropped, though the loader does not know it yet.
         dropped = drops and size is not None and size - self.loader.cursor < self._batch_size
         return self.loader.pass_done or dropped
 

@@ -45,7 +45,8 @@ class AdaptationRounds:
     """Runs the rounds of one training, whichever framework computes its steps.
 
     Before a change of batch the owner captures its state. After a spike of the loss the owner restores it, and the
-    batch stays for a while; without one the captured state is dropped when the change has been watched long enough.
+    batch is frozen for a while. Without a spike the captured state is dropped when the change has been watched long
+    enough.
     """
 
     def __init__(self, adaptation: Adaptation, progress: TrainingProgress, owner: RoundOwner) -> None:
