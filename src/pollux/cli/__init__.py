@@ -1,3 +1,3 @@
-"""The `pollux` command: one file per noun; it decides and simulates nothing itself."""
+"""The `pollux` command: one file per noun; other rooms decide and simulate."""
 
 __all__: list[str] = []

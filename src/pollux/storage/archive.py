@@ -36,13 +36,13 @@ MAX_FILES = 20_000
 """The most files in one archive."""
 
 MAX_PATH_BYTES = 1024
-"""Of a file's path in an archive; a name in it has at most 255, as file systems have it."""
+"""The longest path in an archive; a name in it has at most 255 bytes, the limit of file systems."""
 
 MAX_DEPTH = 64
-"""Folders below each other in an archive: enough for every source tree, and far from what a walk can stand."""
+"""The deepest nesting of folders: enough for every source tree, and far below what a walk can handle."""
 
 _MAX_NAME_BYTES = 255
-# What may describe one file before it comes: a long name, times, owners. Without a bound it would be read into memory.
+# The most that may describe a file before its content (long name, times, owners); all of it is read into memory.
 _MAX_EXTRA_BYTES = 16 * 1024
 _MAX_EXTRAS = 4
 _EXTRA_TYPES = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
@@ -89,7 +89,7 @@ def pack(folder: Path) -> bytes:
 def unpack(archive: Path | bytes, folder: Path) -> None:
     """Put the files of an archive into an empty folder; InvalidInput for anything but plain files inside it.
 
-    It takes a megabyte or so of memory, whatever the archive holds.
+    It takes about a megabyte of memory, whatever the archive holds.
     """
     total, count, folders = 0, 0, 0
     try:
@@ -114,7 +114,7 @@ def unpack(archive: Path | bytes, folder: Path) -> None:
 
 
 def _make_folders(folder: Path, inside: PurePosixPath) -> int:
-    """Make a folder and those above it; how many there are more."""
+    """Make a folder and its missing parents; returns how many were made."""
     if (folder / inside).is_dir():
         return 0
     made = 0
@@ -134,9 +134,9 @@ def _write(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> None:
 
 
 class _Unzipped(io.RawIOBase):
-    """The archive's content, of which never more is unpacked than is allowed, whatever size it claims.
+    """The archive's content; unpacks no more than is allowed, whatever size the archive claims.
 
-    One member of gzip, as `pack` writes it: millions of empty ones take as little room and a lot of time.
+    Reads one gzip member, as `pack` writes it: millions of empty members would be small and take long.
     """
 
     def __init__(self, file: IO[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""Files that somebody else wrote, opened so that nothing but a plain file inside a given folder is ever read.
+"""Opens files that others wrote; only a plain file inside a given folder is ever read.
 
-A job, or whoever shares its folders, may have put a link, a pipe, a device or a file without end in their place. How
-long a file system takes is not known here; whoever cannot wait reads in a thread that may be given up.
+A job, or another user of its folders, may have put a link, a pipe, a device or an endless file in their place. A file
+system may hang; a caller that cannot wait reads in a thread that it can abandon.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pollux.core.errors import Conflict, TooLarge, Unreachable
 __all__ = ["append_inside", "open_inside", "read_inside"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# A pipe without a writer is opened at once, and a terminal does not become ours.
+# A pipe without a writer opens at once, and a terminal does not become our controlling terminal.
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -38,7 +38,7 @@ def open_inside(root: Path, *parts: str) -> io.BufferedReader:
 
 
 def append_inside(root: Path, *parts: str) -> io.BufferedWriter:
-    """The plain file at `parts` below `root`, for writing at its end; made where it is not there. As `open_inside`."""
+    """The plain file at `parts` below `root`, for writing at its end; made if missing. Errors as in `open_inside`."""
     return os.fdopen(_open(root, parts, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 

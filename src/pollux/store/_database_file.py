@@ -54,7 +54,7 @@ def refuse_network(path: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Make the file if it does not exist, readable by its owner only, with its name on the disk."""
+    """Make the file if it does not exist, readable by its owner only, and sync its folder."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:

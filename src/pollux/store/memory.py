@@ -68,7 +68,7 @@ class MemoryStore:
             return SavedState(newest, json.loads(self._snapshots[newest]))
 
     def trim(self, keep_after: float) -> int:
-        """Drop the oldest events that the older of two snapshots covers, up to the first that is too new."""
+        """Drop the oldest events that the older of two snapshots covers, up to the first of `keep_after` or later."""
         with self._lock:
             covered = min(self._snapshots) if len(self._snapshots) > 1 else 0
             dropped = sum(

@@ -33,7 +33,7 @@ _STEPS = (
 
 # Short queries, so that a slow reader of a long log does not keep SQLite from truncating its WAL.
 _ROWS_AT_ONCE = 500
-# As bytes: with a text that is not valid UTF-8 any more, the whole query would fail.
+# As bytes: one damaged text that is not valid UTF-8 would fail the whole query.
 _PAGE = (
     "SELECT revision, at, CAST(body AS BLOB), digest FROM events"
     " WHERE revision > ? AND revision <= ? ORDER BY revision LIMIT ?"
@@ -66,14 +66,14 @@ class SqliteStore:
             raise
 
     def _require_same_store(self) -> None:
-        """Refuse to begin a new log in place of another, whose disk may not be mounted today.
+        """Refuse to begin a new log in place of another, whose disk may not be mounted.
 
-        The log has its identity inside, and in a file beside it.
+        The log's identity is in the log and in a file beside it.
         """
         beside = self._path.with_name(f"{self._path.name}.id")
         identity = self.setting(_IDENTITY)
         with self._database.plain_errors():
-            # Whatever lies there instead of an identity is another one; a pipe would never end.
+            # Anything else there counts as another identity; reading a pipe would never end.
             known = beside.read_text(encoding="utf-8", errors="replace").strip() if beside.is_file() else None
             if identity is None and self._revision == 0 and known is not None:
                 raise StoreFailed(
@@ -195,7 +195,7 @@ class SqliteStore:
         return self._database.path
 
     def trim(self, keep_after: float) -> int:
-        """Drop the oldest events that the older of two snapshots covers, up to the first that is too new."""
+        """Drop the oldest events that the older of two snapshots covers, up to the first of `keep_after` or later."""
         with self._database.transaction() as connection:
             count, covered = connection.execute("SELECT count(*), min(revision) FROM snapshots").fetchone()
             if count < 2:
@@ -236,7 +236,7 @@ def fact_digest(revision: int, at: float, body: str) -> str:
 
 
 def is_unchanged(revision: int, at: object, body: str, digest: str | None) -> bool:
-    """Whether a fact has its checksum; one of before there were any has none."""
+    """Whether a fact has its checksum; facts from before checksums have none."""
     return digest is None or (isinstance(at, int | float) and digest == fact_digest(revision, at, body))
 
 

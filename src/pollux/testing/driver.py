@@ -1,6 +1,6 @@
 """The smallest driver of a controller: a virtual clock and jobs that progress in proportion to their GPUs.
 
-For tests of policies and of the controller. How real training jobs progress is the simulator's.
+For tests of policies and of the controller. The simulator models how real jobs progress.
 """
 
 from __future__ import annotations

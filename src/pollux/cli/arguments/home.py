@@ -1,4 +1,4 @@
-"""Makes the service's folder; what lies in it is in `wire.home_layout`."""
+"""Makes the service's folder; `wire.home_layout` names its files."""
 
 from __future__ import annotations
 

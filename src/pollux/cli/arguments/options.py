@@ -26,7 +26,7 @@ __all__ = [
 
 
 PARTIAL = "pollux.partial"
-"""The key, in a context's `meta`, of the results before an error; `--json` prints them beside the error."""
+"""A context's `meta` has the results before an error under this key; `--json` prints them with the error."""
 
 
 def complete_jobs(incomplete: str) -> list[str]:
@@ -52,7 +52,7 @@ def complete_queues(incomplete: str) -> list[str]:
 
 
 def complete_policies(incomplete: str) -> list[str]:
-    """Names of policies that begin with the text; in a list with commas, with its last name."""
+    """Names of policies that begin with the text; in a list with commas, with the last name."""
     import pollux.policies as policies
 
     before, comma, last = incomplete.rpartition(",")

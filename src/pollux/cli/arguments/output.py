@@ -18,8 +18,8 @@ __all__ = ["staged_file", "staged_folder"]
 def staged_file(option: str, target: Path, private: bool = False) -> Iterator[TextIO]:
     """A text file to write to; when the block ends without an error it replaces `target`, else it is removed.
 
-    Pipes and devices are written to directly. `option` is what the user gave the path to. `private`: for its owner
-    only, whatever was there before.
+    Pipes and devices are written to directly. `option` is the option that named the path. `private`: only its
+    owner may read it, whatever the mode of an older file.
     """
     with _named_errors(option, target):
         if target.is_dir():
@@ -44,7 +44,7 @@ def staged_file(option: str, target: Path, private: bool = False) -> Iterator[Te
 def staged_folder(option: str, target: Path) -> Iterator[Path]:
     """An empty folder to fill; when the block ends well, what is in it moves to `target`.
 
-    A folder that is there already keeps its other files.
+    If `target` exists, its other files stay.
     """
     with _named_errors(option, target):
         if target.exists() and not target.is_dir():
@@ -62,7 +62,7 @@ def staged_folder(option: str, target: Path) -> Iterator[Path]:
 
 
 def _beside(target: Path) -> Path:
-    """A free hidden name on the same file system: in the target, if it is a folder, or as close as exists."""
+    """A free hidden name on the same file system: in the target, or in the nearest folder that exists."""
     folder = target if target.is_dir() else next(parent for parent in target.parents if parent.exists())
     return folder / f".{target.name}.{os.getpid()}.tmp"
 

@@ -84,7 +84,7 @@ def _pid_of(home: Path, url: str) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for (a zombie) does not."""
+    """Whether a process runs; a zombie (ended, but not waited for) does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

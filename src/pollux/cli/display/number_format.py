@@ -44,7 +44,7 @@ def since(at: float, now: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share as a percentage; 100% only for a whole."""
+    """A share as a percentage; only a whole is shown as 100%."""
     if value is None:
         return "–"
     return f"{min(99, int(value * 100)) if value < 1 else 100}%"

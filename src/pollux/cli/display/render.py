@@ -99,11 +99,11 @@ def results_table(
     means: bool = True,
     bounds: Mapping[str, float | None] | None = None,
 ) -> Table:
-    """One line for each policy below one for each workload; ratios are of average JCT to that of the first policy.
+    """A line for each workload, and below it one for each policy; ratios are to the first policy's average JCT.
 
-    With several workloads, their means follow (of what is a worst value: the worst). Without `means` the workloads
-    are the same jobs on other clusters: no means, and every ratio is to the very first line. `bounds` are the averages
-    in hours that no schedule can beat, by workload.
+    With several workloads, their means follow (of worst values, the worst). Without `means` the workloads are the same
+    jobs on other clusters: no means, and every ratio is to the first line of all. `bounds` has, by workload, the
+    average in hours that no schedule can beat.
     """
     columns = _WIDE if width >= _WIDE_WIDTH else _NARROW
     table = _headed(columns, results[0]["policy"])
@@ -121,7 +121,7 @@ def results_table(
 
 
 def _headed(columns: _Columns, first: str) -> Table:
-    """The table without rows; `first` is the policy to which ratios are."""
+    """The table without rows; ratios are to the policy `first`."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("\npolicy", min_width=16, overflow="fold")
     short = first if len(first) <= len("pollux") else "first"

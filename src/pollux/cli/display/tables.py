@@ -22,7 +22,7 @@ STATE_STYLES: Mapping[str, str] = {
     "cancelled": "dim",
     "succeeded": "bright_black",
 }
-"""Colour of a state; others are plain."""
+"""Colours of states; other states are plain."""
 
 WIDE_COLUMNS = 110
 _BAR = 24
@@ -75,7 +75,7 @@ def _cells(job: Mapping[str, Any], now: float, wide: bool) -> list[Text]:
     cells.append(Text(compact(job.get("goodput")) if live else "–"))
     if wide:
         cells.append(Text(share(job.get("efficiency"))))
-    # Numbers of the replicas before the present ones, which have not reported yet.
+    # These numbers are of earlier replicas; the present ones have not reported yet.
     about = "~" if job.get("outdated") and job.get("progress") is not None else ""
     cells.append(Text("100%" if finished else about + share(job.get("progress"))))
     cells.append(Text("–" if job.get("ended_at") else about + eta_range(job, now)))

@@ -14,7 +14,7 @@ __all__ = ["one_sign_each", "say", "visible", "visible_log"]
 
 # Control characters; marks that reverse the direction of writing; separators that some terminals take for line ends.
 _UNSAFE = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-# Bytes of a file's name that are no text: they are printed as they are, and some terminals take these for controls.
+# Bytes of a file's name that are no text are printed unchanged; some terminals take these bytes for controls.
 _UNSAFE += "\udc80-\udc9f"
 _BYTES = re.compile("[\udc80-\udcff]+")
 _IN_LOGS = re.compile(f"[{_UNSAFE}]")
@@ -45,7 +45,7 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
 
 
 def _as_text(text: str) -> str:
-    """With bytes that are text after all as that text: printed, they would be the character that is filtered here."""
+    """The text with valid bytes decoded: a terminal would show them as a character that must be filtered."""
 
     def read(found: re.Match[str]) -> str:
         return found.group().encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")

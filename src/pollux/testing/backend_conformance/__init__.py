@@ -1,4 +1,4 @@
-"""Tests that any backend must pass: an alias that stays, of `pollux.testing.conformance.backends`."""
+"""Tests that any backend must pass: a lasting alias of `pollux.testing.conformance.backends`."""
 
 from pollux.testing.conformance.backends import BackendConformance
 

@@ -247,7 +247,7 @@ class BackendConformance(ABC):
         assert len(bench.ends("twice")) == 1
 
     def test_arguments_folder_and_variables_reach_the_script(self, bench: Bench) -> None:
-        """Unchanged, with torchrun's variables added."""
+        """They arrive unchanged, with torchrun's variables added."""
         text = """
             import json, os, sys
             print(json.dumps([sys.argv, os.getcwd(), dict(os.environ)]))
@@ -268,7 +268,7 @@ class BackendConformance(ABC):
         ids=["exception", "code", "message"],
     )
     def test_a_failure_is_told_with_its_last_words(self, bench: Bench, ending: str, code: int) -> None:
-        """Exit code and the line that matters are in the detail."""
+        """The detail has the exit code and the line with the error."""
         job = f"failing-{code}-{len(ending)}"
         bench.submit(job, f"print('step 1')\n{ending}\n", **_named(job))
         ended = bench.end(job)
@@ -280,7 +280,7 @@ class BackendConformance(ABC):
         assert "\n" not in ended.detail
 
     def test_a_script_out_of_memory_is_told_apart(self, bench: Bench) -> None:
-        """From the exception that PyTorch or Python ends with."""
+        """The exception that PyTorch or Python ends with shows it."""
         bench.submit("hungry", "raise MemoryError('no room')", **_named("hungry"))
         assert bench.end("hungry").outcome == "out-of-memory"
 
@@ -300,7 +300,7 @@ class BackendConformance(ABC):
         assert len(bench.ends("stopped")) == 1
 
     def test_a_job_that_waits_in_python_can_be_stopped(self, bench: Bench) -> None:
-        """By whatever means the backend has."""
+        """The backend may use any means."""
         text = _UNTIL_FILE
         bench.submit("looping", text, **_named("looping"))
         bench.file("looping.up")
@@ -308,7 +308,7 @@ class BackendConformance(ABC):
         assert bench.end("looping").outcome == "stopped"
 
     def test_one_that_does_not_listen_is_killed_after_its_grace(self, bench: Bench) -> None:
-        """SIGKILL, once the grace is over."""
+        """It gets SIGKILL once the grace is over."""
         if not self.separate:
             return
         text = """
@@ -385,7 +385,7 @@ class BackendConformance(ABC):
         assert bench.running("misfit") is None
 
     def test_a_folder_or_script_that_is_not_there_ends_the_job(self, bench: Bench) -> None:
-        """As a crash whose detail names the folder or script."""
+        """It ends as a crash; the detail names the folder or script."""
         node = bench.backend.inventory()[0].id
         for job, script, folder in (
             ("no-script", "absent.py", str(bench.folder)),
@@ -524,7 +524,7 @@ class BackendConformance(ABC):
         assert bench.log("resized", 1) == "two of 2\n"
 
     def test_jobs_do_not_mix(self, bench: Bench) -> None:
-        """Three at a time, each with its own end and log."""
+        """Three jobs run at a time, each with its own end and log."""
         jobs = ["mixed-a", "mixed-b", "mixed-c"]
         for number, job in enumerate(jobs):
             bench.submit(job, f"print('{job}'); raise SystemExit({number})", **_named(job))
@@ -570,10 +570,10 @@ class BackendConformance(ABC):
         own_bench.file("wide.up")
         own_bench.restart()
         own_bench.wait("node", lambda: node in [each.id for each in own_bench.backend.inventory()])
-        # Nodes may have come since, and stand before it in the inventory.
+        # New nodes may precede this one in the inventory.
         launch = own_bench.launch("patient", "open('patient.ran', 'w')", **_named("patient"))
         own_bench.backend.submit(replace(launch, placement=Placement.of({node: 1})))
-        # Long enough for a job to start, were there a place for it.
+        # Long enough for a job to start if it had a place.
         with pytest.raises(AssertionError, match="no start"):
             own_bench.wait("start", (own_bench.folder / "patient.ran").exists, 1.0)
         waiting = own_bench.running("patient")

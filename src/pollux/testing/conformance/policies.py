@@ -102,7 +102,7 @@ class PolicyConformance(ABC):
 
     @_in_every_case
     def test_decision_is_legal(self, case: str) -> None:
-        """`check` finds nothing to complain about."""
+        """`check` finds no violation."""
         situation = CASES[case]()
         _assert_legal(situation, self.policy().allocate(situation))
 
@@ -116,7 +116,7 @@ class PolicyConformance(ABC):
 
     @_in_every_case
     def test_own_memory_keeps_it_legal_and_repeatable(self, case: str) -> None:
-        """What it remembered does not make it wrong, and is not used up by reading it."""
+        """Decisions with its own memory are legal, and reading the memory does not change it."""
         situation = CASES[case]()
         remembering = replace(situation, memory=self.policy().allocate(situation).memory)
         decision = self.policy().allocate(remembering)
@@ -125,7 +125,7 @@ class PolicyConformance(ABC):
 
     @_in_every_case
     def test_memory_of_another_time_does_no_harm(self, case: str) -> None:
-        """Jobs and nodes may have come and gone since it remembered."""
+        """Jobs and nodes may have come and gone since the memory was kept."""
         memory = self.policy().allocate(CASES[case]()).memory
         for other in ("far-more-jobs-than-gpus", "uneven-nodes", "no-jobs", "no-nodes", "two-gpu-types"):
             situation = replace(CASES[other](), memory=memory)
@@ -133,7 +133,7 @@ class PolicyConformance(ABC):
 
     @_in_every_case
     def test_snapshot_is_left_alone(self, case: str) -> None:
-        """Policies get the real thing, not a copy."""
+        """Policies get the driver's own snapshot, not a copy."""
         situation = CASES[case]()
         before = replace(situation, running=dict(situation.running), queues=dict(situation.queues))
         self.policy().allocate(situation)
@@ -157,7 +157,7 @@ class PolicyConformance(ABC):
 
     @_in_every_case
     def test_it_settles_when_nothing_changes(self, case: str) -> None:
-        """Carrying its decisions out leads to a state that it leaves alone."""
+        """Once its decisions are carried out, it changes nothing more."""
         if not self.stable:
             return
         situation = CASES[case]()
@@ -180,18 +180,18 @@ class PolicyConformance(ABC):
     # One thing at a time
 
     def test_without_jobs_or_nodes_nothing_is_placed(self) -> None:
-        """The empty cases."""
+        """Snapshots without jobs, nodes or both."""
         for case in ("nothing", "no-jobs", "no-nodes"):
             assert _placed(self.policy().allocate(CASES[case]())) == {}
 
     @pytest.mark.parametrize("size", [1, 2, 4])
     def test_a_single_job_runs(self, size: int) -> None:
-        """An idle cluster runs what it can."""
+        """An idle cluster runs every job that fits."""
         decision = self.policy().allocate(snapshot(cluster(4, 4), [_rigid("j", size)]))
         assert _where(decision, "j").num_gpus >= size
 
     def test_a_job_that_fits_nowhere_stands_in_nobodys_way(self) -> None:
-        """It waits, the others run."""
+        """It waits; the others run."""
         for misfit in (
             _rigid("misfit", 16),
             known_job("misfit", gpu_types=("h100",), requested_gpus=4),
@@ -206,7 +206,7 @@ class PolicyConformance(ABC):
             assert set(placed) == {"runs", "waits"}, f"{misfit.limits} kept others from running"
 
     def test_a_pinned_job_stays_whoever_waits(self) -> None:
-        """Neither moved nor resized, in spite of every reason to."""
+        """It is neither moved nor resized, although others wait."""
         jobs = [_rigid(f"j{index}", 4, attained_gpu_seconds=0.0) for index in range(4)]
         pinned = known_job("pinned", 590.0, pinned=True, attained_gpu_seconds=1e7, num_restarts=50)
         situation = snapshot(cluster(4, 4), [*jobs, pinned], {"pinned": "n1:1 n0:1"})
@@ -266,7 +266,7 @@ class PolicyConformance(ABC):
     def test_no_job_waits_while_gpus_that_it_could_use_are_idle(
         self, shape: Sequence[int], sizes: Sequence[int]
     ) -> None:
-        """Counted in minimums, on equal nodes that everything fits into."""
+        """Jobs ask for their minimums, on equal nodes into which all jobs fit."""
         if not self.work_conserving:
             return
         jobs = [_rigid(f"j{index}", size, 5.0 * index) for index, size in enumerate(sizes)]
@@ -277,7 +277,7 @@ class PolicyConformance(ABC):
             idle = sum(shape) - sum(place(text).num_gpus for text in placed.values())
             waiting = {job.id: job.limits.min_gpus for job in jobs if job.id not in placed}
             assert all(least > idle for least in waiting.values()), f"{idle} GPUs idle, {waiting} wait"
-            # Whoever ran longest is over; the others go on.
+            # The first placed job ends; the others go on.
             situation = after(situation, decision, 60.0)
             jobs = [job for job in situation.jobs if job.id != next(iter(placed))]
             running = {job.id: situation.running[job.id] for job in jobs if job.id in situation.running}

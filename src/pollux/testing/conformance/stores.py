@@ -73,7 +73,7 @@ class StoreConformance:
         assert store.trim(math.inf) == 0
 
     def test_keeps_order_and_counts_from_one(self, store: Store) -> None:
-        """Over several batches."""
+        """This holds over several batches."""
         assert store.append(facts(1, 3)) == 3
         assert store.append(facts(4, 1)) == 4
         assert store.append([]) == store.revision == 4
@@ -86,7 +86,7 @@ class StoreConformance:
         assert [event for _, event in store.read()] == events
 
     def test_every_kind_comes_back_whole(self, store: Store) -> None:
-        """With models, reasons and infinities."""
+        """Models, reasons and infinities are included."""
         events = _several_kinds()
         store.append(events)
         again = [event for _, event in store.read()]
@@ -97,12 +97,12 @@ class StoreConformance:
 
     @pytest.mark.parametrize("after", [0, 1, 4, 5, 99])
     def test_reads_after_a_revision(self, store: Store, after: int) -> None:
-        """Only what is newer; nothing beyond the end."""
+        """It returns newer events only, and nothing beyond the end."""
         store.append(facts(1, 5))
         assert [revision for revision, _ in store.read(after)] == list(range(after + 1, 6))
 
     def test_reads_more_than_a_page(self, store: Store) -> None:
-        """As many events as there are."""
+        """It returns all events, however many."""
         store.append(facts(1, 1777))
         assert [event.at for _, event in store.read(10)] == [float(number) for number in range(11, 1778)]
 
@@ -127,7 +127,7 @@ class StoreConformance:
         assert store.revision == 9
 
     def test_another_thread_reads_while_this_one_writes(self, store: Store) -> None:
-        """Every reading is a beginning of the log, whole batches only."""
+        """Every read gives the beginning of the log, in whole batches."""
         store.append(facts(1, 10))
         lengths: list[list[int]] = []
         stop = threading.Event()
@@ -160,7 +160,7 @@ class StoreConformance:
         assert times == (1.0, 2.0, 3.0, 4.0, 5.0) * 40
 
     def test_gives_the_newest_snapshot(self, store: Store) -> None:
-        """As plain values, whatever else was saved before."""
+        """It is plain values, whatever was saved before."""
         store.append(facts(1, 5))
         for revision in (2, 3, 5):
             store.save(SavedState(revision, {"jobs": [revision, 0.1, None, "é"]}))
@@ -168,14 +168,14 @@ class StoreConformance:
         assert store.revision == 5
 
     def test_a_snapshot_can_be_saved_again(self, store: Store) -> None:
-        """The last word on a revision counts."""
+        """The last snapshot of a revision counts."""
         store.append(facts(1, 2))
         store.save(SavedState(2, {"n": 1}))
         store.save(SavedState(2, {"n": 2}))
         assert store.load() == SavedState(2, {"n": 2})
 
     def test_a_snapshot_is_a_copy(self, store: Store) -> None:
-        """What is changed afterwards is not in it."""
+        """Later changes of the state are not in it."""
         store.append(facts(1, 1))
         state = {"jobs": ["a"]}
         store.save(SavedState(1, state))
@@ -200,7 +200,7 @@ class StoreConformance:
         assert store.load() is None
 
     def test_an_empty_store_may_begin_with_a_state(self, store: Store) -> None:
-        """That of a log which was trimmed elsewhere; revisions go on from there."""
+        """The state is from a log trimmed elsewhere; revisions go on from there."""
         store.save(SavedState(40, {"n": 1}))
         assert store.revision == 40
         assert store.append(facts(1, 1)) == 41
@@ -208,7 +208,7 @@ class StoreConformance:
         assert store.load() == SavedState(40, {"n": 1})
 
     def test_trims_only_what_the_older_snapshot_covers(self, store: Store) -> None:
-        """So that a damaged newest one can be made up for."""
+        """So the state can be restored if the newest one is damaged."""
         store.append(facts(1, 9))
         assert store.trim(math.inf) == 0
         store.save(SavedState(6, {}))
@@ -220,7 +220,7 @@ class StoreConformance:
         assert store.append(facts(10, 1)) == 10
 
     def test_trims_only_what_is_old(self, store: Store) -> None:
-        """Up to the first event that is not, so that what is left has no holes."""
+        """It stops at the first newer event, so that the rest has no gaps."""
         store.append([JobPaused(at, "j") for at in (1.0, 2.0, 30.0, 4.0, 50.0)])
         store.save(SavedState(4, {}))
         store.save(SavedState(5, {}))
@@ -229,7 +229,7 @@ class StoreConformance:
         assert store.trim(20.0) == 0
 
     def test_settings_are_kept(self, store: Store) -> None:
-        """Beside the log, and overwritten."""
+        """They are kept beside the log; a new value replaces the old."""
         store.set_setting("secret", "a b\nc é")
         store.set_setting("secret", "two")
         store.set_setting("other", "")
@@ -237,17 +237,17 @@ class StoreConformance:
         assert store.revision == 0
 
     def test_can_be_closed_twice(self, store: Store) -> None:
-        """Whoever cleans up need not know whether somebody did."""
+        """The second call does nothing."""
         store.close()
         store.close()
 
 
 class DurableStoreConformance(StoreConformance):
-    """What a store must also do that outlives its process: fixture `reopen` closes it and opens it again."""
+    """What a store that outlives its process must also do: the fixture `reopen` closes it and opens it again."""
 
     @pytest.fixture
     def reopen(self) -> Callable[[Store], Store]:
-        """A function that closes a store and gives it again as a new process would find it."""
+        """A function that closes a store and opens it again as a new process would."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture 'reopen' that closes and opens a store")
 
     def test_everything_is_there_again(self, store: Store, reopen: Callable[[Store], Store]) -> None:
@@ -284,18 +284,18 @@ class TelemetryConformance:
 
     @pytest.fixture
     def telemetry(self) -> Telemetry:
-        """An empty one; closed by whoever made it."""
+        """Empty telemetry; this fixture also closes it."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture 'telemetry' that gives an empty one")
 
     def test_is_empty_at_first(self, telemetry: Telemetry) -> None:
-        """Nothing recorded, nothing there; and no rows change nothing."""
+        """It has no rows at first, and recording no rows changes nothing."""
         telemetry.record([])
         assert dict(telemetry.latest("report")) == {}
         assert telemetry.series("a", "report") == []
         telemetry.forget("a")
 
     def test_keeps_jobs_and_kinds_apart(self, telemetry: Telemetry) -> None:
-        """A series has only its own."""
+        """A series has only its own rows."""
         rows = [_row("a", 1.0), _row("b", 2.0), _row("a", 3.0, "eta"), _row("a", 4.0)]
         telemetry.record(rows)
         assert telemetry.series("a", "report") == [rows[0], rows[3]]
@@ -303,13 +303,13 @@ class TelemetryConformance:
         assert dict(telemetry.latest("report")) == {"a": rows[3], "b": rows[1]}
 
     def test_values_come_back_whole(self, telemetry: Telemetry) -> None:
-        """Nested, with text of any kind."""
+        """They may be nested, with any text."""
         values = {"noise": {"scale": 1e300, "high": None}, "metrics": {"é ": [1, 2.5, True]}}
         telemetry.record([TelemetryRow("a", 1.0, "report", values)])
         assert telemetry.latest("report")["a"].values == values
 
     def test_values_that_are_not_plain_are_refused(self, telemetry: Telemetry) -> None:
-        """With the whole batch."""
+        """The whole batch is refused."""
         with pytest.raises(InvalidInput, match="telemetry of 'b' cannot be stored"):
             telemetry.record([_row("a", 1.0), _row("b", 1.0, loss=math.nan)])
         assert dict(telemetry.latest("report")) == {}
@@ -321,7 +321,7 @@ class TelemetryConformance:
         assert [row.at for row in telemetry.series("a", "report")] == [5.0, 9.0]
 
     def test_a_series_can_begin_later(self, telemetry: Telemetry) -> None:
-        """From a time on, that time included."""
+        """It begins at a given time, included."""
         telemetry.record([_row("a", float(at)) for at in range(10)])
         assert [row.at for row in telemetry.series("a", "report", since=7.0)] == [7.0, 8.0, 9.0]
 
@@ -348,7 +348,7 @@ class TelemetryConformance:
         assert max(recent) <= 30.0
 
     def test_a_flood_is_bounded(self, telemetry: Telemetry) -> None:
-        """However often a job reports, and for however long."""
+        """This holds however often and long a job reports."""
         for start in range(0, 40_000, 2000):
             telemetry.record([_row("a", 0.01 * number) for number in range(start, start + 2000)])
         telemetry.record([_row("b", 3600.0 * number) for number in range(9000)])
@@ -356,7 +356,7 @@ class TelemetryConformance:
         assert len(telemetry.series("b", "report", limit=10**6)) <= 2100
 
     def test_forgets_a_job(self, telemetry: Telemetry) -> None:
-        """All its kinds, and no other job."""
+        """It forgets all kinds, and no other job."""
         telemetry.record([_row("a", 1.0), _row("a", 1.0, "eta"), _row("b", 1.0)])
         telemetry.forget("a")
         assert list(telemetry.latest("report")) == ["b"]
@@ -364,7 +364,7 @@ class TelemetryConformance:
         assert len(telemetry.series("b", "report")) == 1
 
     def test_several_threads_may_use_it(self, telemetry: Telemetry) -> None:
-        """Nothing is lost between them."""
+        """No row is lost."""
 
         def work(name: str) -> None:
             for at in range(30):
@@ -383,11 +383,11 @@ class TelemetryConformance:
 
 
 class DurableTelemetryConformance(TelemetryConformance):
-    """What telemetry must also do that outlives its process: fixture `reopen` closes it and opens it again."""
+    """What telemetry that outlives its process must also do: the fixture `reopen` closes it and opens it again."""
 
     @pytest.fixture
     def reopen(self) -> Callable[[Telemetry], Telemetry]:
-        """A function that closes it and gives it again as a new process would find it."""
+        """A function that closes it and opens it again as a new process would."""
         raise pytest.UsageError(f"{type(self).__name__} needs a fixture 'reopen' that closes and opens it")
 
     def test_everything_is_there_again(self, telemetry: Telemetry, reopen: Callable[[Telemetry], Telemetry]) -> None:

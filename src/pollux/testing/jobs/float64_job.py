@@ -4,7 +4,7 @@ Replicas write down their process numbers and results in the folder. Files and v
 
 - after each step it sleeps `LIVE_JOB_PACE` seconds, until the file `fast` exists;
 - `POLLUX_FAIL_AT=transfer/0,1/9` sends signal 9 to ranks 0 and 1 when they first reach phase `transfer` of a change;
-- after pass `POLLUX_HOLD_AT`, or after the last one if that is their number, replicas compute until `go` exists;
+- after pass `POLLUX_HOLD_AT` (or the last, if it has that number), replicas compute until `go` exists;
 - while the file `stall` exists, the replica that was started as rank 1 gets no data.
 """
 

@@ -64,7 +64,7 @@ class Verdict:
 class EventRun:
     """One job on a backend that `make` creates; each new backend finds what the one before it had started.
 
-    `home` is the folder of the backend, if no other run uses it: `close` checks it for processes that are left, too.
+    `home` is the backend's folder if no other run uses it; `close` looks there for leftover processes, too.
     """
 
     def __init__(

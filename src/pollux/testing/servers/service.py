@@ -85,7 +85,7 @@ class FakeBackend(BackendCapabilities):
     """Records its calls; replicas start and end when a test says so, or at once with `by_itself`.
 
     `launches`, `resizes` and `stops` have the calls in order. The next launch raises `refuse`, if it is set. `ran` has
-    the seconds that jobs have run, as it tells them. One object may serve several engines one after the other, as
+    the seconds for which it says that jobs have run. One object may serve several engines one after the other, as
     processes outlive a service.
     """
 
@@ -188,7 +188,7 @@ class FakeBackend(BackendCapabilities):
             listener(event)
 
     def ran_seconds(self, job_id: str, generation: int) -> float | None:
-        """As the test says."""
+        """The value that the test has set."""
         return self.ran.get(job_id)
 
     def started(self, job_id: str) -> None:

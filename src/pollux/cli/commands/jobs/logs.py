@@ -147,7 +147,7 @@ def follow_log(
 def write_log(text: str, raw: bool = False) -> None:
     """Print output of a job. On a terminal its control codes are made visible, unless `raw`.
 
-    Otherwise a job could rewrite the screen, or type by the terminal's answers. Pipes and files get every byte.
+    Otherwise a job could rewrite the screen, or make the terminal send input. Pipes and files get every byte.
     """
     sys.stdout.write(text if raw or not sys.stdout.isatty() else visible_log(text))
     sys.stdout.flush()

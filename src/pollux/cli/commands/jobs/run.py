@@ -247,7 +247,7 @@ def _handled(numbers: Sequence[signal.Signals], handler: Callable[[int, Any], No
 
 
 def _has_processes(engine: Engine, job: str) -> bool:
-    """Whether replicas still run: for the engine, a cancelled job has ended while it still saves."""
+    """Whether replicas still run; for the engine, a job that was cancelled and still saves has ended."""
     return any(entry.job_id == job and entry.state != "ended" for entry in engine.backend.running())
 
 

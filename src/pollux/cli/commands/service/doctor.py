@@ -35,7 +35,7 @@ _LOW_DISK_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check, and its `remedy`. A machine with something `missing` is unusable; with a `note`, not."""
+    """A check's result and `remedy`. If something is `missing`, the machine is unusable; with a `note`, it works."""
 
     name: str
     level: Literal["ok", "note", "missing"]
