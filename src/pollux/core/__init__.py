@@ -1,4 +1,4 @@
-"""The values that everything else speaks in; standard library only, no behaviour beyond checking and planning."""
+"""The values that all other rooms use; standard library only, no behaviour beyond checking and planning."""
 
 from __future__ import annotations
 

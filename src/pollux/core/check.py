@@ -115,7 +115,7 @@ class _Load:
 
     @property
     def gpus(self) -> int:
-        """GPUs in use: halves of two jobs fit on one, those of the same job do not."""
+        """GPUs in use: halves of two jobs fit on one GPU, halves of the same job do not."""
         return self.whole + max((self.halves + 1) // 2, self.most_halves)
 
     def add(self, count: int, limits: JobLimits, shared: bool) -> None:

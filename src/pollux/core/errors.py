@@ -6,7 +6,7 @@
     │   ├── CheckpointMismatch  a checkpoint of another model, optimiser, dataset or version
     │   ├── MisusedJob          a training job's object used out of order
     │   ├── Conflict            it clashes with what is there, such as a name in use
-    │   ├── TooLarge            more than is taken at once
+    │   ├── TooLarge            more than is accepted
     │   └── WorkdirMissing      a job's folder that is not where the job is to run
     ├── CheckpointDamaged       checkpoints are there, but none of them is whole
     ├── NonFiniteValue          a loss or gradient that is NaN or infinite
@@ -18,7 +18,7 @@
     ├── BackendFailed           replicas could not be started, or their engine does not answer
     └── BrokenDecision          a policy returned what check() refuses: our bug
 
-Exit and HTTP codes are carried by the classes, so that no caller keeps a table of its own.
+The classes carry exit and HTTP codes, so that no caller keeps its own table.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def choices(name: str, known: Iterable[str]) -> str:
-    """What else there is, the closest first: the end of a message about a name that is not there."""
+    """The known names, the closest first: the end of a message about an unknown name."""
     names = sorted(known)
     if not names:
         return "there is none yet"
@@ -101,13 +101,13 @@ class Conflict(InvalidInput):
 
 
 class TooLarge(InvalidInput):
-    """More than is taken at once."""
+    """More than is accepted."""
 
     http_status = 413
 
 
 class WorkdirMissing(InvalidInput):
-    """A job's working folder that the service's machine or its nodes do not have; sent along, it would be there."""
+    """The service's machine or its nodes lack a job's working folder; the job can bring it along."""
 
 
 class Unauthorised(PolluxError):
@@ -133,7 +133,7 @@ class Unreachable(PolluxError):
 
 
 class StoreFailed(PolluxError):
-    """A fact could not be written or read: nothing of it is in force."""
+    """A fact could not be written or read: it has no effect."""
 
     exit_code = 74
     http_status = 507
@@ -164,6 +164,6 @@ class IllegalTransition(PolluxError):
 
 
 class BrokenDecision(PolluxError):
-    """A decision that violates the snapshot it was made from."""
+    """A decision that breaks a rule on the snapshot it was made from."""
 
     exit_code = 70

@@ -17,7 +17,7 @@ _WORDS = re.compile(r"[^\W_]+")
 
 @functools.lru_cache(maxsize=4096)
 def is_gpu_type(wanted: str, gpu_type: str) -> bool:
-    """Whether a type is the wanted one: it has all words of `wanted`, in upper or lower case.
+    """Whether `gpu_type` has all words of `wanted`, in upper or lower case.
 
     `a100` is "A100" (as Ray says), "a100" (Slurm) and "NVIDIA A100-SXM4-40GB" (the driver), but not "A10".
     """
@@ -83,11 +83,11 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What earlier jobs of the same kind have shown, which is expected of a new job until it is measured itself.
+    """What earlier jobs of the same kind have shown; a new job is expected to be like them until it is measured.
 
     `goodput` holds for a job that begins; its curve was measured on up to `largest_gpus`, at `num_observations`
     places and batches, the last of them at `learned_at`. `total` are the useful samples of a whole job (the median
-    of those that ended), `None` while none has. `observations` are what the curve was fitted to.
+    of those that ended), `None` before the first. The curve was fitted to `observations`.
     """
 
     goodput: GoodputFunction

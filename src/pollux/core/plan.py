@@ -1,4 +1,4 @@
-"""From a decision to what must change, in an order that frees GPUs before it takes them."""
+"""Turns a decision into changes, in an order that frees GPUs before it takes them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RANK = {"stop": 0, "resize": 1, "start": 3}
 def plan(snapshot: Snapshot, decision: Decision) -> tuple[Change, ...]:
     """Changes in order: stops, resizes that only free, resizes that also take, starts.
 
-    Moves may form a cycle (two jobs swapping nodes); whoever executes the plan lets all leavers go first.
+    Moves may form a cycle (two jobs swapping nodes), so an executor first frees the GPUs of all jobs that move.
     """
     changes: list[tuple[int, int, Change]] = []
     for order, job in enumerate(snapshot.jobs):

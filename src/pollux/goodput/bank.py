@@ -1,4 +1,4 @@
-"""What is remembered of kinds of jobs: step times that earlier jobs of a kind showed, and how long they were."""
+"""What is remembered of kinds of jobs: step times of earlier jobs of a kind, and their total work."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pollux.goodput.throughput import PublishedThroughput, ThroughputModel
 
 __all__ = ["KindMemory", "ModelBank"]
 
-# What is remembered of one kind: enough for its curve, little enough to be written with every state.
+# The most that is remembered: enough for a kind's curve, little enough to be written with every state.
 _MOST_ROWS = 128
 _MOST_TOTALS = 16
 _MOST_KINDS = 1000
-# A time that moved by less than this share is no news.
+# A time that changed by less than this share is not stored again.
 _SAME = 0.03
 
 _Place = tuple[str, int, int, int]
@@ -30,7 +30,7 @@ _Place = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class KindMemory:
-    """One kind: the newest step time at each place, the noise of a job that begins, the work of those that ended."""
+    """One kind: the newest step time at each place, the noise at a job's start, the work of ended jobs."""
 
     limits: BatchLimits
     efficiency: Efficiency
@@ -41,7 +41,7 @@ class KindMemory:
     throughputs: Mapping[str, PublishedThroughput] = field(default_factory=dict)
 
     def prior(self) -> Prior | None:
-        """What a new job of the kind may be expected to be like; `None` while nothing was measured."""
+        """What to expect of a new job of the kind; `None` while nothing was measured."""
         if not self.throughputs:
             return None
         models = {name: self._corrected(name) for name in self.throughputs}
@@ -63,14 +63,14 @@ class KindMemory:
 
 @dataclass(frozen=True, slots=True)
 class ModelBank:
-    """Memories by kind of job; a value: what is learned comes back in a new one."""
+    """Memories by kind of job; immutable: each change returns a new bank."""
 
     kinds: Mapping[str, KindMemory] = field(default_factory=dict)
     priors: Mapping[str, Prior | None] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, kinds: Mapping[str, KindMemory]) -> ModelBank:
-        """A bank of these memories, as one that was stored."""
+        """A bank of these memories, for instance stored ones."""
         return cls(kinds, {kind: memory.prior() for kind, memory in kinds.items()})
 
     def prior(self, kind: str) -> Prior | None:
@@ -80,7 +80,7 @@ class ModelBank:
     def measured(
         self, kind: str, model: GoodputModel, place: tuple[str, int, int], local_batch: int, progress: float, at: float
     ) -> ModelBank:
-        """With what a running job's own model says of where it runs: `place` is (GPU type, nodes, GPUs)."""
+        """The bank with the step time of a running job's own model at `place`: (GPU type, nodes, GPUs)."""
         gpu_type, num_nodes, num_gpus = place
         throughput = model.throughput_on(gpu_type)
         row = Observation(
@@ -103,7 +103,7 @@ class ModelBank:
         return self._with(kind, memory)
 
     def ended(self, kind: str, total: float) -> ModelBank:
-        """With the useful samples of a job that ended."""
+        """The bank with the useful samples of an ended job."""
         memory = self.kinds.get(kind)
         if memory is None or not (math.isfinite(total) and total > 0.0):
             return self

@@ -144,8 +144,8 @@ class _Placement:
     def log_slope(self, local_batch: float, repeats: int) -> tuple[float, float]:
         """d log goodput / d log m at fixed x, and its own derivative in log m, which is never positive.
 
-        The slope is φ/(φ + M) − m·T'/T, the two sides of Eq. (G14): what a larger batch is still worth less what
-        it costs in time.
+        The slope is φ/(φ + M) − m·T'/T, the two sides of Eq. (G14): the gain of a larger batch minus its cost in
+        time.
         """
         compute = self.intercept + self.slope * local_batch
         sync, overlap = self.sync, self.overlap
@@ -168,8 +168,8 @@ class _Placement:
     def near_best_local(self, repeats: int, low: int, high: int) -> float:
         """A first guess at the best m, between the roots for γ = 1 and γ → ∞, which have closed forms; Eq. (G16).
 
-        T = x·T_grad + T_sync peaks at m² = (αc + T_sync/x)/βc·V with V = φ/(K·x); T = max(T_grad, T_sync) +
-        (x−1)·T_grad either so on one side of the kink T_grad = T_sync, or at the kink.
+        With T = x·T_grad + T_sync, goodput peaks at m² = (αc + T_sync/x)/βc·V with V = φ/(K·x); with
+        T = max(T_grad, T_sync) + (x−1)·T_grad, likewise on a side of the kink T_grad = T_sync, or at it.
         """
         growth = self.signal * self.num_gpus * repeats
         if self.slope <= 0.0 or growth <= 0.0:
@@ -189,8 +189,8 @@ class _Placement:
     def best_local(self, repeats: int, low: int, high: int) -> tuple[float, int]:
         """Best goodput and m in [low, high] at fixed x.
 
-        In log m the slope falls throughout, so its root, Eq. (G14), found by Newton steps inside a shrinking
-        bracket, is the only peak, and the best integer is next to it.
+        In log m the slope always falls, so its root, Eq. (G14), is the only peak, and the best integer is
+        next to it. Newton steps inside a shrinking bracket find the root.
         """
         below, above = low * (1.0 - 1e-9), high * (1.0 + 1e-9)
         local_batch = self.near_best_local(repeats, low, high)

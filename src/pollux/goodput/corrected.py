@@ -1,7 +1,7 @@
-"""A third throughput model: the published one, times what measurements near a placement were off by.
+"""A third throughput model: the published one, corrected by measurements near a placement.
 
-The published form misfits real step times by some 10 %, and by more on some placements than on others. What it was off
-by where a job has run is known: that corrects the prediction there, and to a lesser degree at sizes nearby.
+The published form misfits real step times by some 10 %, and by more on some placements than on others. Its error
+where a job has run is known: that corrects the prediction there and, less, at similar sizes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["MOST_PLACES", "CorrectedThroughput", "corrected", "place_factors"]
 MOST_PLACES = 32
 """The most places that a correction remembers; the last ones measured."""
 
-# What "no correction" weighs where nothing was measured, beside places nearby.
+# The weight of "no correction" where nothing was measured, beside places nearby.
 _PRIOR_NEARBY = 0.5
-# How much a place on one node says of one on several, and the other way round, beside another of its own sort.
+# The weight of a place on one node for one on several, and the reverse, relative to a place of the same sort.
 _OTHER_SORT = 0.3
-# Nothing that was measured well is off by more than this, in powers of e.
+# No good measurement is off by more than e to this power.
 _MOST_LOG = 1.0
-# Where the form fits to this, it is left as it is.
+# A fit whose errors are below this stays uncorrected.
 _LEAST_LOG = 1e-3
 _MOST_GPUS = 1e9
 
@@ -66,12 +66,12 @@ class CorrectedThroughput:
 
     @property
     def parameters(self) -> tuple[float, float, float, float, float, float, float]:
-        """Those of `base`."""
+        """The parameters of `base`."""
         return self.base.parameters
 
     @property
     def sync_basis(self) -> SyncBasis:
-        """That of `base`."""
+        """The basis of `base`."""
         return self.base.sync_basis
 
     def compute_seconds(self, local_batch: Quantity) -> Quantity:
@@ -95,7 +95,7 @@ class CorrectedThroughput:
         return seconds * self.factor(num_nodes, num_gpus)
 
     def factor(self, num_nodes: float, num_gpus: float) -> float:
-        """By what T_iter differs from that of `base` on a placement."""
+        """T_iter on a placement, relative to that of `base`."""
         total, weights = 0.0, _PRIOR_NEARBY
         for nodes, gpus, value in self.places:
             if nodes == num_nodes and gpus == num_gpus:
@@ -109,9 +109,9 @@ class CorrectedThroughput:
 
 
 def corrected(base: PublishedThroughput, rows: Sequence[Observation]) -> PublishedThroughput | CorrectedThroughput:
-    """A fit corrected by what it leaves of its own measurements: ρ_p is the mean of log(measured/fitted) of a place.
+    """A fit corrected by its residuals: ρ_p is the mean of log(measured/fitted) of a place.
 
-    The mean is over the local batches that were measured there, by their weight. `base` itself where it fits.
+    The mean is over the local batches that were measured there, by weight. Returns `base` if it fits.
     """
     places = [
         (nodes, gpus, min(max(total / weights, -_MOST_LOG), _MOST_LOG))
@@ -124,7 +124,7 @@ def corrected(base: PublishedThroughput, rows: Sequence[Observation]) -> Publish
 
 
 def _left_over(base: PublishedThroughput, rows: Sequence[Observation]) -> dict[tuple[int, int], tuple[float, float]]:
-    """What a fit leaves of its measurements: by place, the weighted sum of log(measured/fitted), and of the weights."""
+    """Residuals of a fit: by place, the weighted sum of log(measured/fitted), and the sum of the weights."""
     sums: dict[tuple[int, int], tuple[float, float]] = {}
     usual = sum(row.weight for row in rows) / len(rows) if rows else 1.0
     for row in rows:
@@ -143,7 +143,7 @@ def place_factors(times: Sequence[ThroughputModel], num_nodes: FloatArray, num_g
     factors = np.ones((len(times), len(num_gpus)))
     if not len(num_gpus):
         return factors
-    # Jobs of one kind share what was measured: each table is worked out once.
+    # Jobs of one kind share their measurements, so each table is computed once.
     tables: dict[int, FloatArray] = {}
     members: dict[int, list[int]] = {}
     for row, model in enumerate(times):
@@ -158,7 +158,7 @@ def place_factors(times: Sequence[ThroughputModel], num_nodes: FloatArray, num_g
 
 
 def _table_factors(tables: Sequence[FloatArray], num_nodes: FloatArray, num_gpus: FloatArray) -> FloatArray:
-    """The factors of each table of (nodes, GPUs, ρ_p); what one place says of another is worked out once for all."""
+    """The factors of each table of (nodes, GPUs, ρ_p); weights between places are computed once for all."""
     rows = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     known = np.concatenate(tables)
     _, first, which = np.unique(known[:, 0] * _MOST_GPUS + known[:, 1], return_index=True, return_inverse=True)

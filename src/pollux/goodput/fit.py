@@ -141,8 +141,8 @@ def _descend(
 ) -> Minimum:
     """The minimum near the previous parameters; without them, from the best first guess.
 
-    What was at the bound till now takes its first guess too, since a descent could not leave the bound. The
-    loss often has a second valley besides that at γ = 1: a first search that ends there tries the other side.
+    A parameter at its bound starts from the first guess too, since a descent could not leave the bound. The loss
+    often has a second valley besides that at γ = 1: if the first search ends there, another tries the other side.
     """
     warm = None if previous is None else np.where(free, np.clip(previous.parameters, LOWER, UPPER), fixed)
     stuck = np.zeros_like(free) if warm is None else _without_slope(warm) & free
@@ -162,7 +162,7 @@ def _descend(
 
 
 def _usable_rows(observations: Sequence[Observation]) -> tuple[FloatArray, str]:
-    """The rows as columns of a [6, R] array without those no fit can use, and a word on what was left out."""
+    """The usable rows as columns of a [6, R] array, and a note on what was left out."""
     table = np.array(
         [
             (row.num_nodes, row.num_gpus, row.local_batch, row.compute_seconds, row.step_seconds, row.weight)
@@ -180,7 +180,7 @@ def _usable_rows(observations: Sequence[Observation]) -> tuple[FloatArray, str]:
 
 
 def _fixed_values(problem: FitProblem) -> FloatArray:
-    """The value of each parameter that the rows say nothing about, Eq. (G22); NaN for those to be fitted."""
+    """The value of each parameter that the rows do not determine, Eq. (G22); NaN for those to be fitted."""
     fixed = np.full(7, np.nan)
     local_batch = problem.local_batch
     if local_batch.min() == local_batch.max():
@@ -190,7 +190,7 @@ def _fixed_values(problem: FitProblem) -> FloatArray:
 
 
 def _without_slope(parameters: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which of the six times are so close to nothing that, with overlap, the loss hardly depends on them."""
+    """Which of the six times are so close to 0 that, with overlap, the loss hardly depends on them."""
     near_bound = parameters <= 2.0 * LOWER
     near_bound[6] = False
     return near_bound

@@ -1,4 +1,4 @@
-"""The loss of a throughput fit, with its derivatives. Where it is smallest is for `solver` to find.
+"""The loss of a throughput fit, with its derivatives. `solver` finds its minimum.
 
 Parameters are (αc, βc, constant and growth across nodes, constant and growth within a node, γ). T_sync is
 linear in the four in the middle and comes as a `SyncBasis`, so that any model of that form can be fitted.

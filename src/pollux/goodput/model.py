@@ -40,7 +40,7 @@ class GoodputModel:
         return self.limits.maximum // self.limits.local_min
 
     def throughput_on(self, gpu_type: str = "") -> ThroughputModel:
-        """The throughput model for a GPU type; a node may call it by a shorter name than who measured there."""
+        """The throughput model for a GPU type; a node's name for it may be shorter than the measured one."""
         if not self.by_type or gpu_type in self.by_type:
             return self.by_type.get(gpu_type, self.throughput)
         named = (measured for name, measured in self.by_type.items() if is_gpu_type(gpu_type, name))
@@ -60,7 +60,7 @@ class GoodputModel:
 
     @property
     def as_fitted(self) -> GoodputModel:
-        """The same without what measurements correct of the fit."""
+        """The same model without corrections by measurements."""
         models = (self.throughput, *self.by_type.values())
         if not any(isinstance(model, CorrectedThroughput) for model in models):
             return self

@@ -94,8 +94,8 @@ class _Descent:
 def minimise(problem: FitProblem, start: FloatArray, free: npt.NDArray[np.bool_], near: bool = False) -> Minimum:
     """The parameters of least loss that a descent from `start` finds; those not `free` stay as they are.
 
-    In stages with less and less smoothing, so that a fit that can be perfect slides along its kink instead of
-    sticking to it; a start that is `near` goes straight to the last.
+    Works in stages with less and less smoothing, so that a fit that can be perfect does not stick to its kink; a
+    start that is `near` skips to the last stage.
     """
     descent = _Descent(problem, start, free)
     converged = True

@@ -41,7 +41,7 @@ def goodput_tables(
 ) -> FloatArray:
     """The best goodput of every job on every placement (N[S], K[S]), shape [J, S]; 0 where it cannot run.
 
-    Without `corrected`, models that are corrected by measurements count as they were fitted.
+    Without `corrected`, models count as they were fitted, without corrections.
     """
     goodput = _tables(models, num_nodes, num_gpus, gpu_type)[0]
     times = [model.throughput_on(gpu_type) for model in models] if corrected else []
@@ -320,7 +320,7 @@ class _Cells:
         bend -= elasticity
         bend *= elasticity
         bend += value * (1.0 - value)
-        # Nothing beside any other number; where all batches are as good, both are zero.
+        # Negligible beside any other number; avoids 0/0 where all batches are equally good.
         bend += _SMALLEST_BEND
         slope /= bend
         return np.asarray(slope)

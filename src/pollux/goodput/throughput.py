@@ -1,6 +1,6 @@
 """How long one optimiser step takes: the protocol, the law of overlap, and the published seven parameters.
 
-The other implementation is in `fabric`; the fit of both to measurements is in `fit`.
+Other implementations are in `fabric` and `corrected`; fits to measurements are in `fit`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ThroughputModel(Protocol):
 
     @property
     def overlap(self) -> float:
-        """γ ≥ 1 of Eq. (G6): 1 when nothing of the synchronisation hides behind computation, larger when more does."""
+        """γ ≥ 1 of Eq. (G6): 1 if synchronisation does not overlap computation, larger the more it does."""
         ...
 
     def compute_seconds(self, local_batch: Quantity) -> Quantity:

@@ -1,4 +1,4 @@
-"""Why a job got what it got: the codes, and who else was involved. What policies decide does not depend on it."""
+"""Why a job got its GPUs: the codes, and the other jobs involved. Decisions do not depend on this."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pollux.core import Allocation, JobView, Reason, Snapshot
 
 __all__ = ["Holders", "change_code", "named"]
 
-# More names than that say no more to anybody.
+# More names would not help a reader.
 _MOST_NAMES = 3
 
 
 def named(gpus_by_job: Iterable[tuple[int, str]]) -> tuple[str, ...]:
-    """The ids of those with the most GPUs, the first among equals first."""
+    """The ids of the jobs with most GPUs; among equals, in the given order."""
     return tuple(job_id for _, job_id in sorted(gpus_by_job, key=lambda entry: -entry[0])[:_MOST_NAMES])
 
 
@@ -30,7 +30,7 @@ def change_code(before: int, after: int) -> str:
 
 
 class Holders:
-    """Who holds most of what others wait for, of the whole cluster or of a queue."""
+    """The jobs that hold most of what others wait for, in the cluster or in a queue."""
 
     def __init__(self, snapshot: Snapshot, allocation: Allocation) -> None:
         held = [(allocation[job.id].num_gpus, job.id, job.queue) for job in snapshot.jobs if allocation.get(job.id)]

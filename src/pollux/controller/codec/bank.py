@@ -1,4 +1,4 @@
-"""The model bank as JSON values and back: the part of a saved state that is for later jobs of a kind."""
+"""The model bank as JSON values and back: the saved models that later jobs of the same kind use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pollux.goodput.bank import KindMemory, ModelBank
 __all__ = ["WrittenKinds", "decode_bank", "encode_bank"]
 
 WrittenKinds = dict[str, tuple[KindMemory, dict[str, Any]]]
-"""The last written form of each kind, with the memory that it was made from."""
+"""The last written form of each kind, and the memory that it encodes."""
 
 
 def encode_bank(bank: ModelBank, written: WrittenKinds) -> dict[str, Any]:
-    """Every kind by its name; updates `written`, and takes the kinds that have not changed from it."""
+    """Every kind by its name; reuses the forms of unchanged kinds in `written`, and updates it."""
     for kind, memory in bank.kinds.items():
         if kind not in written or written[kind][0] is not memory:
             written[kind] = memory, _encode_kind(memory)

@@ -1,4 +1,4 @@
-"""Events as plain JSON values and back: what a log, an export and a snapshot of the controller's state are made of.
+"""Events as plain JSON values and back, for logs, exports and snapshots of the controller's state.
 
 Every shape has a version; older versions are converted when they are read.
 """
@@ -42,7 +42,7 @@ __all__ = [
 
 _Value = TypeVar("_Value")
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
-"""From the shape of one version of an event to the next; `type` and `v` are not in it."""
+"""Converts an event from one version's shape to the next, without `type` and `v`."""
 
 UPCASTS: dict[tuple[str, int], Upcast] = {}
 """By type and the version that is read: `("job-submitted", 1)` turns version 1 into version 2."""
@@ -108,7 +108,7 @@ def decode(value: Any) -> Event:
 
 
 def encode_value(value: Any) -> Any:
-    """Plain JSON values of what events are made of: specs, limits, nodes, queues, placements, reasons, models."""
+    """Plain JSON values of the parts of events: specs, limits, nodes, queues, placements, reasons, models."""
     try:
         return _write(value)
     except Misfit as misfit:
@@ -130,7 +130,7 @@ def encode_model(model: GoodputFunction) -> dict[str, Any]:
 
 
 def _check_model(model: GoodputFunction) -> None:
-    """Refuse any other goodput function: it could be written, but not read again."""
+    """Refuse a goodput function of any other class: it could not be read again."""
     if not isinstance(model, GoodputModel):
         raise InvalidInput(
             f"a goodput function of type {type(model).__name__} has no written form; report a GoodputModel"
@@ -147,7 +147,7 @@ def _check_model(model: GoodputFunction) -> None:
 class _WrittenThroughput:
     """A throughput model as it is written: its kind and its parameters in their order.
 
-    For `fabric` the algorithm, for `corrected` the places: nodes, GPUs and correction.
+    `fabric` adds the algorithm, `corrected` the places: nodes, GPUs, correction.
     """
 
     kind: Literal["published", "fabric", "corrected"]

@@ -31,7 +31,7 @@ _NEWER = (
     "live", "failed_moves", "failed_move_at", "running_since", "refusals", "capped_until", "progress",
     "progress_at_loss", "aged_since", "quiet_until", "utilization", "memory_bytes",
 )  # fmt: skip
-"""Such fields that older states do not have."""
+"""Fields of that kind that older states lack."""
 
 _CACHED = ("spec", "goodput", "reason")
 """Fields that seldom change: their written form is kept with the record."""
@@ -96,7 +96,7 @@ def _decode_cluster(saved: Mapping[str, Any]) -> ClusterState:
     nodes = decode_value(tuple[Node, ...], saved["nodes"], "nodes")
     queues = decode_value(tuple[Queue, ...], saved["queues"], "queues")
     state = ClusterState(Cluster.of(nodes), queues)
-    # States that were saved before nodes were set aside have none.
+    # States from before nodes were set aside have no `trust`.
     state.trust = NodeTrust.restored(saved.get("trust", {}))
     for job in saved["jobs"]:
         state.add(_decode_record(job))

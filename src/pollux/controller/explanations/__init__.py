@@ -1,4 +1,4 @@
-"""Why a job has its GPUs, when it will end, and what a plan will bring: read from the state, never changing it.
+"""Explains why a job has its GPUs, when it will end, and what a plan will bring; never changes the state.
 
 Called by the service. Imports everything else of the room.
 """

@@ -22,7 +22,7 @@ NOMINAL = 0.9
 """The share of intervals that should hold the true end."""
 
 
-# The most jobs that are followed in a chain of jobs that wait for each other; longer chains have no useful estimate.
+# How many jobs are followed in a chain where each waits for the next; longer chains have no useful estimate.
 _MOST_LINKS = 16
 
 
@@ -42,7 +42,7 @@ class EtaSeconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Relative error that a prediction is given: `least`, and `first` at the start, halved per `half_life_seconds`."""
+    """Assumed relative error of a prediction: `least`, plus `first`, which halves every `half_life_seconds`."""
 
     least: float = 0.1
     first: float = 0.5
@@ -78,8 +78,8 @@ def eta(
 
     `low` is the remaining work at the best goodput that the job could have alone; `high` at the goodput of its fair
     share or of what it holds, whichever is smaller; both are widened by the uncertainty. A job that holds no GPUs waits
-    first: for the first end among the jobs that its reason names, or for the last end among those that it must run
-    after, which needs all `jobs`.
+    first: until the first job that its reason names ends, or until the last job that it must run after ends. The
+    latter needs all `jobs`.
     """
     model, left = record.goodput, record.remaining
     if record.state in (*ENDED, JobState.PAUSED) or model is None or left is None:
@@ -169,7 +169,7 @@ def _in_the_way(
 
 
 def _follows(record: JobRecord | None, snapshot: Snapshot, jobs: Mapping[str, JobRecord], links: int) -> float | None:
-    """When a job that another must run after ends; at its fair share if it holds no GPUs."""
+    """When a predecessor of another job ends; at its fair share if it holds no GPUs."""
     if record is None or not links or record.goodput is None or record.remaining is None:
         return None
     wait, worst = _waiting_seconds(record, snapshot, jobs, links), _rates(record, record.goodput, snapshot)[1]
@@ -204,7 +204,7 @@ class Interval:
         return max(math.log(low / left), math.log(left / high))
 
     def widened(self, factor: float) -> Interval:
-        """With `low` nearer by that factor and `high` as much farther, both counted from the issue."""
+        """With `low` nearer and `high` farther by that factor, both counted from the issue."""
         at = self.issued_at
         return Interval(at, at + (self.low - at) / factor, at + (self.high - at) * factor)
 

@@ -102,7 +102,7 @@ def explain(reason: Reason | None, job: JobRecord | str) -> tuple[str, str]:
 
 
 def explain_cost(job: JobRecord) -> str:
-    """What a change of its GPUs would cost now; '' if that was never measured. Past decisions did not use it."""
+    """What a change of its GPUs would cost now; '' if that was never measured. Past decisions did not use this cost."""
     if not job.costs or not job.placement:
         return ""
     how = "live" if job.moves_live else "with a restart"
@@ -319,7 +319,7 @@ def _fits_nowhere(story: _Story) -> tuple[str, str]:
 
 
 def _lacking(story: _Story) -> str:
-    """What the job needs and what the cluster has: of CPUs, memory, quota, nodes or type, the first that is named."""
+    """What the job needs and the cluster has, for the first named of CPUs, memory, quota, nodes and type."""
     if story.has("cpus_per_gpu"):
         largest = story.say("largest_node_cpus") if story.has("largest_node_cpus") else "fewer"
         return f"{story.say('cpus_per_gpu')} CPUs per GPU, and the largest node has {largest}{_room_for(story)}"
@@ -340,7 +340,7 @@ def _lacking(story: _Story) -> str:
 
 
 def _suitable(story: _Story) -> str:
-    """How many GPUs there are that suit the job."""
+    """The number of GPUs that suit the job."""
     there = f"there {'is' if story.get('suitable_gpus') == 1 else 'are'} {story.say('suitable_gpus')}"
     return there if story.get("suitable_gpus") else "there are none"
 

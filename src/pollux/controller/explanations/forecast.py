@@ -1,4 +1,4 @@
-"""The plan of a job that would be submitted now, from the policy's own answer; changes nothing."""
+"""The plan of a job as if submitted now, from the policy's own answer; changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PlanNumbers:
 
     `gpus` is what it gets at once; 0 if it waits, `behind` the jobs that hold the GPUs. While it runs it is expected
     to hold `low_gpus` to `high_gpus`; both are 0 if it cannot run on the present cluster, and `lack` says why. `eta` is
-    None without a model, `reason` if the policy gives none.
+    None without a model; `reason` is None if the policy gives none.
     """
 
     job_id: str
@@ -53,7 +53,7 @@ def plan_from(
 
     The job is a draft, or was submitted and holds no GPUs yet; if it is not ready, the decision may be empty. If one of
     the earlier, `undecided` jobs gets nothing in this decision though it could run, the next decision may prefer it:
-    then the job counts as waiting behind it.
+    then this job waits behind that one.
     """
     spec, limits = record.spec, record.spec.limits
     placement = decision.allocation.get(spec.id, NOWHERE)

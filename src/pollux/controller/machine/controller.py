@@ -134,7 +134,7 @@ class Controller:
         return self._cluster_state.trust.set_aside
 
     def suspects(self) -> list[tuple[str, str]]:
-        """Nodes on which jobs fail again and again, and why they are to be set aside by a `NodeSetAside`."""
+        """Nodes on which jobs fail again and again, and why a `NodeSetAside` should set them aside."""
         usable = [node.id for node in self.cluster.nodes if node.schedulable and node.num_gpus]
         return list(self._cluster_state.trust.suspects(usable))
 
@@ -182,7 +182,7 @@ class Controller:
         return node_health.without_set_aside(snapshot, self.set_aside)
 
     def _whole_snapshot(self, now: float, newcomer: JobRecord | None = None) -> Snapshot:
-        """The snapshot with all that jobs may have: what holds for policies only is no reason to refuse a decision."""
+        """The snapshot without the limits that only policies see: decisions are checked against this one."""
         records = [record for record in self._cluster_state.active.values() if record.is_ready]
         if newcomer is not None and newcomer.is_ready:
             records.append(newcomer)
@@ -203,7 +203,7 @@ class Controller:
         self._memory = memory
 
     def is_news(self, event: JobReported) -> bool:
-        """Whether a report has to become a fact; one that is not goes to telemetry only. See `significance.is_news`."""
+        """Whether a report must become a fact; any other goes to telemetry only. See `significance.is_news`."""
         return significance.is_news(self._cluster_state.record(event.job_id), event, self._cluster_state.cluster)
 
     def state(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class Controller:
         return self.state_later()()
 
     def state_later(self) -> Callable[[], dict[str, Any]]:
-        """What gives the `state()` of this moment, later and in another thread, one at a time: it takes a while."""
+        """A function that gives the `state()` of this moment; call it later, in one thread at a time: it is slow."""
         revision, times, bank = self.revision, self._times.state(), self.bank
         jobs = snapshots.encode_state(self._cluster_state)
         return lambda: {"revision": revision, **times, **jobs(), "bank": encode_bank(bank, self._written_kinds)}
@@ -273,7 +273,7 @@ class Controller:
         if not current:
             return []
         commands = generation_ends.failed(self._cluster_state, record, event)
-        # A job that starts again on the GPUs that it holds leaves nothing to decide.
+        # A job that starts again on its own GPUs needs no decision.
         return commands if record.placement else [*commands, *self._note_change(event.at)]
 
     def _generation_shrunk(self, event: GenerationShrunk) -> list[Command]:
@@ -334,7 +334,7 @@ class Controller:
         return self._note_change(event.at)
 
     def _time_skipped(self, event: TimeSkipped) -> list[Command]:
-        """Leave the seconds out of everything that lasts. Policies begin anew: their memory may hold times."""
+        """Leave the seconds out of all durations. Policies lose their memory, since it may hold times."""
         if not (math.isfinite(event.seconds) and event.seconds >= 0):
             raise InvalidInput(f"the clock skipped {event.seconds} s; give a finite number, 0 or more")
         self._cluster_state.skip(event.seconds, event.away)

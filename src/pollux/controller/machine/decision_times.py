@@ -13,7 +13,7 @@ __all__ = ["DecisionTimes"]
 
 
 class DecisionTimes:
-    """When the last decision was made, when the next is due, and the revision of the last event that asks for one."""
+    """When the last decision was made, when the next is due, and the revision of the last event that needs one."""
 
     def __init__(self, settings: ControllerSettings) -> None:
         self._settings = settings
@@ -58,7 +58,7 @@ class DecisionTimes:
         return [Decide(at)]
 
     def skip(self, seconds: float) -> None:
-        """Put all times off: the clock has skipped so many seconds."""
+        """Move all times later by the seconds that the clock skipped."""
         self._last += seconds
         if self.next_at is not None:
             self.next_at += seconds

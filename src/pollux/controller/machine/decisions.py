@@ -21,7 +21,7 @@ _SAME = 0.05
 def narrowed(active: Mapping[str, JobRecord], known: Mapping[str, JobRecord], decision: Decision) -> Decision:
     """Only jobs whose placement changes (NOWHERE for those that lose it), with reasons for them and for waiting jobs.
 
-    The reason of a waiting job is left out if it is known already. Without the policy's memory.
+    The reason of a waiting job is left out if it is known already. The policy's memory is left out.
     """
     # Unknown jobs stay in, so that the check refuses them.
     allocation = {job_id: place for job_id, place in decision.allocation.items() if job_id not in known}
@@ -43,14 +43,14 @@ def _is_new_to(record: JobRecord, reason: Reason) -> bool:
         return False
     if before is None or before.code != reason.code or before.numbers.keys() != reason.numbers.keys():
         return True
-    # A reason names examples of the jobs in the way; it stays while one of them still is.
+    # A reason names some jobs in the way; it stays while one of them is in the way.
     if (before.jobs or reason.jobs) and not set(before.jobs) & set(reason.jobs):
         return True
     return not all(math.isclose(reason.numbers[name], before.numbers[name], rel_tol=_SAME) for name in before.numbers)
 
 
 def completed(snapshot: Snapshot, decision: Decision, partial: bool, current: bool) -> Decision:
-    """The decision with a whole allocation; unless it is `current`, without jobs that are gone."""
+    """The decision with a whole allocation, without jobs that are gone unless it is `current`."""
     allocation: Allocation = decision.allocation
     if not current:
         jobs = {job.id for job in snapshot.jobs}

@@ -1,6 +1,6 @@
-"""Applies ends of a job's replicas that are no success: the job waits, starts again, goes on with fewer, or fails.
+"""Applies unsuccessful ends of a job's replicas: the job waits, starts again, goes on with fewer, or fails.
 
-`retries` decides which; `returns` has how the job comes back.
+`retries` decides which; `returns` says how the job returns.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def failed(
 ) -> list[Command]:
     """All replicas of the job have ended, and the job is not finished.
 
-    With `in_place`, a job whose resize without a restart has failed starts again on the GPUs that it holds. Any other
-    holds none afterwards.
+    With `in_place`, a job whose live resize has failed starts again on the GPUs that it holds. Any other job loses its
+    GPUs.
     """
     retry, before = decide_retry(record, event), record.placement
     moved = event.outcome == "lost" and record.is_resizing_live
@@ -36,7 +36,7 @@ def failed(
     record.eligible_at, record.detail = retry.eligible_at, retry.detail
     record.quiet_until = returns.quiet_until(record, event.at, retry)
     if moved and in_place:
-        # A resize without a restart has failed: start from the checkpoint on the same GPUs.
+        # A live resize has failed: start from the checkpoint on the same GPUs.
         cluster_state.renew(record, event.at)
         record.set_reason(event.at, Reason("fell-back", placing.gpus_before(before)))
         return [StartJob(event.job_id, record.generation, record.placement)]
@@ -93,7 +93,7 @@ def _shrunk_too_far(
     if event.withdrawn:
         record.note_failed_move(event.at)
     commands = failed(cluster_state, record, ended, in_place=False)
-    # The other replicas wait for a command, except after a refusal, which they know of.
+    # The other replicas wait for a command, except after a refusal, since they know of it.
     return [*placing.stop(record, before, ended.outcome), *commands] if stops and not event.refused else commands
 
 

@@ -13,12 +13,12 @@ from pollux.core import Cluster, Snapshot
 
 __all__ = ["note_end", "without_set_aside"]
 
-# Running out of memory is the job's own doing, and a stop is nobody's.
+# Running out of memory is the job's fault, and a stop is no failure.
 _AGAINST_A_NODE = ("crashed", "lost", "refused")
 
 
 def note_end(trust: NodeTrust, record: JobRecord, event: GenerationEnded) -> None:
-    """Count the end of a job's present generation for or against its node; before the record is changed by it."""
+    """Count the end of a job's present generation for or against its node; call it before the record changes."""
     nodes = [node_id for node_id, _ in record.placement.shares]
     if event.generation != record.generation or len(nodes) != 1:
         return

@@ -46,10 +46,10 @@ def resize(
 
 
 def gpus_before(placement: Placement) -> dict[str, float]:
-    """The number of a reason for a job that loses this placement."""
+    """The number for the reason of a job that loses this placement."""
     return {"gpus_before": float(placement.num_gpus)}
 
 
 def gpus_before_and_after(before: Placement, after: Placement) -> dict[str, float]:
-    """The numbers of a reason for a job that goes from one placement to another."""
+    """The numbers for the reason of a job that changes its placement."""
     return {"gpus_before": float(before.num_gpus), "gpus_after": float(after.num_gpus)}

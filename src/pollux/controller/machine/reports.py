@@ -86,7 +86,7 @@ def check_numbers(event: JobReported) -> None:
 
 
 def note_report(record: JobRecord, event: JobReported) -> None:
-    """Note in the job's record what a report says that was checked; what it leaves out stays as it was."""
+    """Note a checked report in the job's record; what the report leaves out stays as it was."""
     for name in ("goodput", "remaining", "progress", "local_batch", "utilization", "memory_bytes"):
         if getattr(event, name) is not None:
             setattr(record, name, getattr(event, name))

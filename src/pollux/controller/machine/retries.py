@@ -16,7 +16,7 @@ __all__ = ["MOST_LOSSES", "RetryDecision", "backoff_seconds", "decide_retry", "r
 
 _FIRST_BACKOFF_SECONDS = 2.0
 _LONGEST_BACKOFF_SECONDS = 300.0
-# A backend without free GPUs may have some at any moment, but must not be asked too often.
+# A backend may get free GPUs at any moment, but must not be asked too often.
 _FIRST_REFUSAL_SECONDS = 1.0
 _LONGEST_REFUSAL_SECONDS = 60.0
 # After a run of this length, the pauses after crashes start again from the shortest.
@@ -27,13 +27,13 @@ MOST_LOSSES = 10
 
 
 def backoff_seconds(streak: int) -> float:
-    """The pause after the crash of this number in a row: 2 s, doubled each time, at most 300 s."""
+    """The pause after this many crashes in a row: 2 s, doubled each time, at most 300 s."""
     exponent = min(max(streak - 1, 0), 30)
     return float(min(_FIRST_BACKOFF_SECONDS * 2.0**exponent, _LONGEST_BACKOFF_SECONDS))
 
 
 def refusal_seconds(refusals: int) -> float:
-    """The pause after the refusal of this number in a row: 1 s, doubled each time, at most 60 s."""
+    """The pause after this many refusals in a row: 1 s, doubled each time, at most 60 s."""
     exponent = min(max(refusals - 1, 0), 30)
     return float(min(_FIRST_REFUSAL_SECONDS * 2.0**exponent, _LONGEST_REFUSAL_SECONDS))
 
@@ -61,7 +61,7 @@ def decide_retry(record: JobRecord, event: GenerationEnded) -> RetryDecision:
         return _after_loss(record, event)
     if event.outcome == "refused":
         return _after_refusal(record, event)
-    # They ended without a command, for instance because a service stopped: start them again.
+    # The replicas ended without a command, say because a service stopped: start them again.
     reason = Reason("stopped", {"gpus_before": float(record.placement.num_gpus)})
     return replace(_requeue(record, reason), detail=record.detail)
 
@@ -112,7 +112,7 @@ def _after_refusal(record: JobRecord, event: GenerationEnded) -> RetryDecision:
 
 
 def ran_well(record: JobRecord, event: GenerationEnded) -> bool:
-    """Whether the replicas had run long enough not to have been broken from the start."""
+    """Whether the replicas ran long enough to show that they could run."""
     return event.at - record.held_since > _STEADY_SECONDS
 
 

@@ -1,8 +1,8 @@
 """How a job whose replicas have failed returns without moving other jobs again and again; pure.
 
 A job that fails over and over would take GPUs from its neighbours at each start and give them back at each crash. So it
-comes back once like any other job, and when it fails again it uses free GPUs only, for `RETURN_PERIOD_SECONDS`: what
-policies are shown of it leaves the GPUs of the others where they are, whatever the policy. See `retries` for pauses.
+comes back once like any other job. When it fails again, it uses free GPUs only, for `RETURN_PERIOD_SECONDS`: the
+snapshot limits it so that no policy takes GPUs from other jobs for it. See `retries` for pauses.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pollux.policies.packing.capacity import Room
 __all__ = ["RETURN_PERIOD_SECONDS", "quiet_until", "waits_reason", "within_free_room"]
 
 RETURN_PERIOD_SECONDS = 300.0
-"""A job that fails again and again makes others give way at most once in so many seconds after its first return."""
+"""After its first return, a job that keeps failing makes others give way at most once in this many seconds."""
 
 
 def quiet_until(record: JobRecord, at: float, retry: RetryDecision) -> float | None:
-    """Until when a job whose replicas have failed again is to use free GPUs only; None where it need not.
+    """Until when a job that has failed again may use free GPUs only; None if it may use others.
 
-    So many seconds from when it got the GPUs on which it failed: that was when others may have given way to it.
+    The period begins when it got the GPUs on which it failed: others may have given way to it then.
     """
     again = retry.streak > 1 or retry.losses > 1 or retry.refusals > 1
     known = record.held_since + RETURN_PERIOD_SECONDS if again else at
@@ -41,9 +41,9 @@ def waits_reason(record: JobRecord, at: float) -> Reason | None:
 
 
 def within_free_room(snapshot: Snapshot, records: Iterable[JobRecord]) -> Snapshot:
-    """The snapshot in which jobs that came back after a failure can have no more than what they hold, and what is free.
+    """The snapshot, in which jobs that came back after a failure may have only what they hold and free GPUs.
 
-    One that holds nothing is left out where free GPUs are fewer than its minimum.
+    Such a job is left out if these GPUs are fewer than its minimum.
     """
     quiet = {record.spec.id for record in records if record.quiet_until is not None}
     if not quiet:

@@ -19,7 +19,7 @@ SERVICE_FIELDS = frozenset({"goodput", "remaining", "prior", "kind", "group", "d
 class ControllerSettings:
     """When to decide.
 
-    `rounds`: every `interval_seconds`. `events`: when something changed that can change the answer, at least
+    `rounds`: every `interval_seconds`. `events`: after an event that can change the answer, at least
     `min_gap_seconds` apart; a model counts as changed when its prediction moved by more than `model_drift`.
     """
 

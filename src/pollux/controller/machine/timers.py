@@ -1,4 +1,4 @@
-"""Applies times that are reached: of pauses and restrictions after failures, and of time limits."""
+"""Applies the ends of pauses and restrictions after failures, and of time limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["fired"]
 
 
 def fired(cluster_state: ClusterState, at: float) -> list[Command] | None:
-    """Apply all that is due at `at`, and return the commands; None if nothing was due, so that nothing has changed."""
+    """Apply all that is due at `at`, and return the commands; None if nothing was due and nothing has changed."""
     due = cluster_state.due(at)
     commands: list[Command] = []
     for record in due:
@@ -27,7 +27,7 @@ def fired(cluster_state: ClusterState, at: float) -> list[Command] | None:
 
 
 def _end_pauses(record: JobRecord, at: float) -> None:
-    """End the restrictions of a job after failures whose time is over."""
+    """End a job's restrictions after failures if their time is over."""
     if record.quiet_until is not None and record.quiet_until <= at:
         record.quiet_until = None
     if record.capped_until is not None and record.capped_until <= at:

@@ -35,7 +35,7 @@ class ResizeJob(Command):
 
 @dataclass(frozen=True, slots=True)
 class StopJob(Command):
-    """End a job's replicas, all generations below this one.
+    """End a job's replicas of all generations below this one.
 
     `reason` is `preempted`, `paused`, `cancelled`, `node-lost`, `lost` (too few replicas are left), `refused` (the
     backend does not have its GPUs), `time-limit`, `failed` (no retries are left) or `finished` (it succeeded before a

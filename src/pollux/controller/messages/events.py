@@ -1,4 +1,4 @@
-"""Facts that reach the controller. Each carries when it happened and a version of its shape."""
+"""Facts that reach the controller. Each carries its time and the version of its shape."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ class TimerFired(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobRan(Event):
-    """The replicas of this generation have run for so many seconds, as those that watch them measured.
+    """The replicas of this generation have run for `seconds` by measurement, not by the driver's clock.
 
-    Time limits count these: a clock may be put forward, and a service or machine may be away for days.
+    Time limits count these seconds: a clock may be put forward, a service or machine may be away for days.
     """
 
     job_id: str
@@ -161,9 +161,9 @@ class JobRan(Event):
 
 @dataclass(frozen=True, slots=True)
 class TimeSkipped(Event):
-    """The driver's clock has gone on by so many seconds that have not passed for jobs; `at` is the time after that.
+    """The driver's clock has skipped seconds that have not passed for jobs; `at` is the time after the skip.
 
-    Somebody put it forward; or the driver was `away`, and then only the ages of jobs that have ended leave it out.
+    Somebody put the clock forward; or the driver was `away`: then only the ages of ended jobs leave the skip out.
     """
 
     seconds: float

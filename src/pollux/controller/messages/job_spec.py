@@ -12,7 +12,7 @@ __all__ = ["limits_from", "spec_from"]
 def limits_from(request: JobRequest) -> JobLimits:
     """The limits of a request.
 
-    A rigid job is pinned to its first placement, unless its user allows preemption and asks for one number of GPUs:
+    A rigid job is pinned to its first placement, unless its user allows preemption and asks for a fixed number of GPUs:
     then it comes back with the same number, possibly on other nodes.
     """
     returns_alike = request.is_preemptible and request.min_gpus == request.max_gpus

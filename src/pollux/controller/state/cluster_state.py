@@ -166,7 +166,7 @@ class ClusterState:
         self._due.pop(record.spec.id, None)
 
     def forget(self, ended_before: float) -> None:
-        """Drop jobs that ended before that; nobody waits for one that has ended."""
+        """Drop jobs that ended before that time; no job waits for an ended one."""
         self.jobs = {job_id: record for job_id, record in self.jobs.items() if not record.is_over(ended_before)}
 
     # Nodes and queues
@@ -191,7 +191,7 @@ class ClusterState:
     # Time
 
     def skip(self, seconds: float, away: bool) -> None:
-        """Leave seconds that the clock skipped out of all that lasts; `away`: out of the ages of old jobs only."""
+        """Leave seconds that the clock skipped out of all durations; `away`: out of the ages of ended jobs only."""
         for record in self.jobs.values():
             if record.ended_at is not None:
                 record.aged_since = (record.ended_at if record.aged_since is None else record.aged_since) + seconds
@@ -202,7 +202,7 @@ class ClusterState:
     # What is due
 
     def note_due_time(self, record: JobRecord) -> None:
-        """Note when the job's pause after a crash, what it is kept from after failures, or its time limit, is over."""
+        """Note the earliest end of the job's pauses and restrictions after failures, and of its time limit."""
         times = (record.eligible_at, record.capped_until, record.quiet_until, time_up(record))
         due = min((at for at in times if at is not None), default=None)
         if due is None:

@@ -24,7 +24,7 @@ class JobState(StrEnum):
 
 
 ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
-"""States that nothing leaves."""
+"""States without a next state."""
 
 HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
 """States in which a job holds GPUs."""
@@ -32,9 +32,9 @@ HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
 _WHILE_HOLDING = frozenset({JobState.QUEUED, JobState.PAUSED, JobState.RESIZING}) | ENDED
 
 TRANSITIONS: Mapping[JobState, frozenset[JobState]] = {
-    # A waiting job may end: it finished just when it was told to stop.
+    # A waiting job may end if it finished just when it was told to stop.
     JobState.QUEUED: frozenset({JobState.STARTING, JobState.PAUSED}) | ENDED,
-    # A start may be overtaken: moved elsewhere, preempted, or over before its first report arrives.
+    # A starting job may be moved, preempted, or over before its first report arrives.
     JobState.STARTING: _WHILE_HOLDING | {JobState.RUNNING},
     JobState.RUNNING: _WHILE_HOLDING,
     JobState.RESIZING: _WHILE_HOLDING | {JobState.RUNNING},

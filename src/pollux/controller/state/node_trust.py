@@ -1,8 +1,8 @@
-"""Which nodes jobs fail on again and again, and which are set aside for it; pure.
+"""Nodes on which jobs fail again and again, and nodes that are set aside; pure.
 
-A failure speaks against a node only where the script is not to blame: it has failed on no other node, or has run well
-on one. Several such scripts, or one that has run well elsewhere and fails here several times, make a node suspect. The
-service then writes a fact that sets it aside; policies place nothing new there until a fact takes it back.
+A failure counts against a node only if the script is not to blame: the script has failed on no other node, or has run
+well on one. A node is suspect after failures of several such scripts, or several failures of one that ran well
+elsewhere. The service then logs a fact that sets it aside; policies place nothing new there until it is taken back.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pollux.controller.state.records import JobRecord
 __all__ = ["FAILED_SCRIPTS", "FAILURES_OF_ONE", "NodeTrust", "script_of"]
 
 FAILED_SCRIPTS = 3
-"""So many different scripts that fail on a node, and on no other, make it suspect."""
+"""A node is suspect if this many different scripts fail on it and on no other."""
 
 FAILURES_OF_ONE = 3
-"""So often a script that has run well elsewhere must fail on a node to make it suspect."""
+"""A node is suspect if a script that ran well elsewhere fails on it this often."""
 
 _MOST_SCRIPTS = 500
 
@@ -37,9 +37,9 @@ def script_of(record: JobRecord) -> str:
 
 
 class NodeTrust:
-    """Failures by node and script since the node last did well, where scripts ran well, and nodes that are set aside.
+    """Failures by node and script since a script last ran well there, where scripts ran well, and nodes set aside.
 
-    Only generations on a single node count: of several nodes, nobody knows which one it was.
+    Only generations on a single node count: with several, the node at fault is unknown.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class NodeTrust:
         _shorten(failures)
 
     def note_good(self, node_id: str, script: str) -> None:
-        """Replicas of that script ran well there, so what failed there before says nothing against the node."""
+        """Replicas of that script ran well there, so earlier failures do not count against the node."""
         self._failures.pop(node_id, None)
         self._good.setdefault(script, {})[node_id] = None
         _shorten(self._good)
 
     def suspects(self, usable: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Nodes to set aside, and why; never the last one of those that can be used."""
+        """Nodes to set aside, and why; never the last usable one."""
         left = [node_id for node_id in usable if node_id not in self.set_aside]
         for node_id in list(left):
             why = self._case_against(node_id)
@@ -91,7 +91,7 @@ class NodeTrust:
         self.set_aside[node_id] = why
 
     def take_back(self, node_id: str) -> None:
-        """Use it again; what failed there before counts no more."""
+        """Use it again; earlier failures there no longer count."""
         self.set_aside.pop(node_id, None)
         self._failures.pop(node_id, None)
 
@@ -103,7 +103,7 @@ class NodeTrust:
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> NodeTrust:
-        """What `state` gave; nothing is known where it is empty."""
+        """What `state` gave; empty if nothing was saved."""
         trust = cls()
         trust.set_aside = {str(node_id): str(why) for node_id, why in saved.get("set_aside", {}).items()}
         for node_id, counts in saved.get("failures", {}).items():
@@ -113,6 +113,6 @@ class NodeTrust:
 
 
 def _shorten(known: dict[str, Any]) -> None:
-    """Forget the oldest entries of too many."""
+    """Forget the oldest entries if there are too many."""
     while len(known) > _MOST_SCRIPTS:
         del known[next(iter(known))]

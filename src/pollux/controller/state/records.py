@@ -22,7 +22,7 @@ MOST_FAILED_MOVES = 3
 _MEASURED_FROM = (
     "started_at", "running_since", "eligible_at", "capped_until", "quiet_until", "failed_move_at", "reason_at",
 )  # fmt: skip
-"""Times of a record that a skip of the clock puts off, where there are any."""
+"""Times of a record that a skip of the clock moves later, unless None."""
 
 _MOST_LOSSES = 32
 
@@ -42,15 +42,15 @@ class JobRecord:
     - `crashes` count against `spec.retries`; `streak` is the number of crashes since it last ran well. `losses` is how
       often its replicas were lost without progress in between; `remaining_at_loss` and `progress_at_loss` are what was
       known at the last loss.
-    - No policy is shown the job until `eligible_at`, and while jobs of `waiting_for` have not succeeded. `refusals` is
-      how often in a row the backend could not have the GPUs given to it. Until `capped_until`, policies are shown that
-      it may hold no more GPUs than now.
+    - Policies see the job from `eligible_at` on, once all jobs of `waiting_for` have succeeded. `refusals` is how often
+      in a row the backend did not have the job's GPUs. Until `capped_until`, policies see the GPUs that it holds as its
+      maximum.
     - Until `quiet_until` it uses free GPUs only, since it has failed again; see `machine/returns.py`.
     - `local_batch` is the last one reported, `local_batch_max` the limit found by running out of memory.
     - `live`: whether its agent can follow a live resize, None while that is not known. `failed_moves`: how many live
       resizes failed since the last that succeeded, the newest at `failed_move_at`.
-    - `aged_since`: from when on its age counts once it has ended, None for `ended_at`; later where the clock has
-      skipped time since, or the service was away.
+    - `aged_since`: from when the age of an ended job counts, None for `ended_at`; later if the clock has skipped time
+      since, or the service was away.
     - `loss_history`, `utilization` and `memory_bytes` are what it reported, as in `JobView`.
     - `costs` are its pauses by kind, `last_pause` the newest. `reason` says why it has its GPUs, since `reason_at`.
     - `seen` and `written` are the last view, and parts of the last saved state.
@@ -113,7 +113,7 @@ class JobRecord:
         return max(self.num_starts - 1, 0)
 
     def is_over(self, before: float) -> bool:
-        """Whether it ended before that time, without the time that the clock has skipped since."""
+        """Whether it ended before that time; time that the clock has skipped since does not count."""
         return self.ended_at is not None and max(self.ended_at, self.aged_since or self.ended_at) < before
 
     @property
@@ -125,9 +125,9 @@ class JobRecord:
     def moves_live(self) -> bool:
         """The rule for live resize or restart. True: its next resize is tried live, False: it is done by a restart.
 
-        It is tried live where the job allows it and can follow it, and it has not failed too often. A job that has not
-        reported whether it can is assumed to; its shim restarts it if it cannot. `service.engine.executor` sends each
-        resize by this rule.
+        It is tried live if the job allows and can follow live resizes, and they have not failed too often. A job that
+        has not reported `live` is assumed able; its shim restarts it if it cannot. `service.engine.executor`
+        sends each resize by this rule.
         """
         return self._is_able_to_move and self.failed_moves < MOST_FAILED_MOVES
 
@@ -157,7 +157,7 @@ class JobRecord:
         """Note that replicas were lost; `losses` is the number of losses from now on."""
         self.losses, self.remaining_at_loss = losses, self.remaining
         known = [progress for progress in (self.progress, self.progress_at_loss) if progress is not None]
-        # The largest one: a job that reaches the same point again and again makes no progress.
+        # The largest progress: a job that reaches the same point again and again makes none.
         self.progress_at_loss = max(known, default=None)
 
     def note_pause(self, kind: str, seconds: float) -> None:
@@ -194,7 +194,7 @@ class JobRecord:
         self.forget_view()
 
     def note_loss_value(self, loss: float) -> None:
-        """Note a loss that it reported, at the useful samples it has by now; one at a time for each of them."""
+        """Note a loss value that it reported, with its useful samples so far; the last value for a number counts."""
         at = self.progress or 0.0
         before = self.loss_history[:-1] if self.loss_history and self.loss_history[-1][0] == at else self.loss_history
         self.loss_history = (*before, (at, loss))[-_MOST_LOSSES:]
@@ -208,21 +208,21 @@ class JobRecord:
         return self.held_seconds + (0.0 if self.running_since is None else max(now - self.running_since, 0.0))
 
     def note_run(self, at: float, seconds: float) -> None:
-        """Note for how long the replicas of its generation have run by `at`; what the clock shows beyond that is none.
+        """Note how long the replicas of its generation have run by `at`; other time on the clock does not count.
 
-        Nothing is noted while they do not all run, or where that is no time that can have passed.
+        Nothing is noted while some of them do not run, or if `seconds` is negative or infinite.
         """
         if self.running_since is None or not 0.0 <= seconds < math.inf:
             return
         since = at - seconds
         if since > self.running_since:
-            # GPUs that it held then were held by nobody: its machine was off, or the clock wrong.
+            # No GPUs were held in the other time: the machine was off, or the clock wrong.
             self.held_since = min(self.held_since + since - self.running_since, at)
             self.forget_view()
         self.running_since = since
 
     def skip(self, seconds: float) -> None:
-        """Put off all times by which something is measured: the clock has skipped so many seconds."""
+        """Move the starts of all durations later by the seconds that the clock skipped."""
         self.submitted_at += seconds
         self.held_since += seconds
         for name in _MEASURED_FROM:

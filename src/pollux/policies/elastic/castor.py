@@ -14,7 +14,7 @@ __all__ = ["Castor"]
 
 @dataclass(frozen=True, slots=True)
 class Castor(RankRule):
-    """Maximise `Σ w·c·(ρ·speedup)^p`: whoever has least left goes first, by what a second of its work costs all.
+    """Maximise `Σ w·c·(ρ·speedup)^p`: the job with least left goes first, by what a second of its work costs all jobs.
 
     The options are those of `RankRule`, and `avoid_interference`, `growth_gain` and `fill_idle` of `SolverRules`.
     """
@@ -32,7 +32,7 @@ class Castor(RankRule):
         return frozenset({"goodput", "prior"} if self.bank else {"goodput"})
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Ranks, then counts, then places."""
+        """Choose ranks, then counts, then places."""
         objective = RankedWork(snapshot, self)
         decision = solve(snapshot, objective, SolverRules(self.avoid_interference, self.growth_gain, self.fill_idle))
         return replace(decision, memory=objective.memory(decision.allocation))

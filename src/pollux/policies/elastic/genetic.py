@@ -1,6 +1,6 @@
 """Pollux (Qiao et al., OSDI'21) with its published genetic search; the reference for `pollux`.
 
-The evolution itself is in `search.nsga2`; here are its inputs, what an allocation is worth, and the answer.
+The evolution itself is in `search.nsga2`; this module has its inputs, its objectives and the answer.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ IntArray = npt.NDArray[np.int32]
 
 # The published simulation has no measurements beyond 16 nodes.
 _MAX_NODES = 16
-# More than anybody has, and a thousand times that is still a 32-bit number.
+# More GPUs than any cluster has; a thousand times this is still a 32-bit number.
 _MOST = 2**20
 _SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Front:
-    """What one decision leaves to the next: its non-dominated matrices [members, jobs, nodes], and whose."""
+    """What one decision leaves to the next: its non-dominated matrices [members, jobs, nodes], with their ids."""
 
     jobs: tuple[str, ...]
     nodes: tuple[str, ...]
     states: IntArray
 
     def adapted(self, jobs: Sequence[str], nodes: Sequence[str]) -> IntArray:
-        """The same for other jobs and nodes: zero where one is new."""
+        """The matrices for other jobs and nodes: zero for new ones."""
         rows = {job_id: j for j, job_id in enumerate(self.jobs)}
         columns = {node_id: n for n, node_id in enumerate(self.nodes)}
         # One more row and column of zeros, at -1.
@@ -64,7 +64,7 @@ class PolluxGenetic:
     """NSGA-II over GPUs by job and node, as published: 100 matrices, 100 generations (paper §4.2).
 
     Two objectives: the power mean of `Objective`, and the cluster's utility, i.e. the mean speed-up per
-    replica, weighted by shares of all GPUs. The best by the first is taken. A decision starts from the
+    replica, weighted by shares of all GPUs. The best matrix by the first is taken. A decision starts from the
     non-dominated matrices of the last one. A job may hold at most twice the GPUs that it ever ran with; with
     `avoid_interference` at most one distributed job uses a node, unless the node isolates traffic.
     """
@@ -90,7 +90,7 @@ class PolluxGenetic:
         self.generations = generations
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Evolve allocations, take the best."""
+        """Evolve allocations and take the best."""
         jobs = sorted(snapshot.jobs, key=lambda job: _precedence(snapshot, job))
         if not jobs or not snapshot.cluster.num_gpus:
             return _keep_what_runs(snapshot, jobs)
@@ -108,10 +108,10 @@ class PolluxGenetic:
 
 
 def _precedence(snapshot: Snapshot, job: JobView) -> tuple[int, float, float]:
-    """Who is not moved, then who may not be stopped, then by attained service and submission."""
+    """Jobs that stay first, then those that may not be stopped, then by attained service and submission."""
     rank = 2
     if snapshot.placement(job.id) and (job.limits.pinned or not job.limits.preemptible):
-        # No row can say that a job has GPUs on a node that is gone; it may still stay as it is.
+        # Rows have no column for a node that is gone; the job may still stay as it is.
         rank = 0 if job.limits.pinned or not _is_known(snapshot, job) else 1
     return rank, job.attained_gpu_seconds, job.submitted_at
 
@@ -150,7 +150,7 @@ def _space(snapshot: Snapshot, jobs: Sequence[JobView], avoid_interference: bool
 
 
 def _bounds(limits: Sequence[JobLimits], num_types: int) -> dict[str, Any]:
-    """What the limits of jobs say of GPUs, nodes and types."""
+    """The limits of jobs on GPUs, nodes and types."""
     return {
         "min_gpus": _whole(limit.min_gpus for limit in limits),
         "max_nodes": _whole(limit.max_nodes or max(_MAX_NODES, limit.min_gpus) for limit in limits),
@@ -188,7 +188,7 @@ def _whole(values: Iterable[int]) -> IntArray:
 def _most(
     snapshot: Snapshot, jobs: Sequence[JobView], current: IntArray, needs: FloatArray, stock: FloatArray
 ) -> IntArray:
-    """GPUs that each node may give to each job if nobody else is there; if it is closed, what the job has."""
+    """GPUs that each node may give to each job if no other is there; if it is closed, those that the job has."""
     most = np.tile(_whole(node.num_gpus for node in snapshot.cluster.nodes), (len(jobs), 1)).astype(float)
     for r in range(needs.shape[1]):
         some = needs[:, r] > 0
@@ -217,7 +217,7 @@ class _Worth:
         spanned = int(np.count_nonzero(space.current, axis=1).max())
         nodes = max(min(int(space.max_nodes.max()), len(space.gpus), gpus), spanned)
         pairs = [(n, k) for n in range(1, nodes + 1) for k in range(n, gpus + 1)]
-        # The largest nodes cannot hold more than that; a placement as it is now may, if its node has shrunk.
+        # A node holds at most this; a present placement may exceed its node, if the node has shrunk.
         largest = max(int(space.gpus.max()), int(space.current.max()))
         num_nodes, num_gpus = zip(*((n, k) for n, k in pairs if k <= n * largest), strict=True)
         types = dict.fromkeys(node.gpu_type for node in snapshot.cluster.nodes)
@@ -226,7 +226,7 @@ class _Worth:
             table[:, num_nodes, num_gpus] = objective.speedups(num_nodes, num_gpus, gpu_type)
 
     def speedups(self, states: IntArray, num_gpus: IntArray) -> FloatArray:
-        """Of every job, shape [population, jobs]; across GPU types, that of the slowest."""
+        """Speed-up of every job, shape [population, jobs]; on several GPU types, that on the slowest."""
         present = states > 0
         num_nodes = np.einsum("pjn->pj", present, dtype=np.int32)
         members = np.arange(states.shape[1])
@@ -286,7 +286,7 @@ def _placements(snapshot: Snapshot, jobs: Sequence[JobView], space: Space, chose
 def _reasons(
     snapshot: Snapshot, jobs: Sequence[JobView], allocation: Mapping[str, Placement], objective: Objective
 ) -> dict[str, Reason]:
-    """Of everybody whose placement changes, or who waits."""
+    """Reasons of jobs whose placement changes, or that wait."""
     holders, whole, reasons = Holders(snapshot, allocation), Whole(snapshot.cluster), {}
     free = snapshot.cluster.num_gpus - sum(placement.num_gpus for placement in allocation.values())
     for job in jobs:
@@ -311,7 +311,7 @@ def _reasons(
 
 
 def _keep_what_runs(snapshot: Snapshot, jobs: Sequence[JobView]) -> Decision:
-    """Everybody stays who may; a legal answer should the search ever give another."""
+    """All jobs stay that may: a legal answer, if the search ever gives an illegal one."""
     room = Room(snapshot)
     allocation: dict[str, Placement] = {}
     for job in jobs:

@@ -24,7 +24,7 @@ class OptimusOracle:
     batch: BatchMode = "fixed"
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Counts by marginal gain, then placement."""
+        """Choose counts by marginal gain, then places."""
         room = Room(snapshot)
         allocation = _pinned(snapshot, room)
         free_jobs = [job for job in snapshot.jobs if job.id not in allocation]
@@ -116,7 +116,7 @@ def _minima(
 
 
 def _most(snapshot: Snapshot, room: Room, job: JobView) -> int:
-    """The most GPUs that suit the job while nobody but pinned jobs holds any."""
+    """The most GPUs that suit the job while only pinned jobs hold any."""
     current = snapshot.placement(job.id)
     return max(room.most(job), current.num_gpus if room.can_keep(job, current) else 0)
 

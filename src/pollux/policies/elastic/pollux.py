@@ -20,8 +20,8 @@ class Pollux:
 
     `fairness` is p: 1 for none, -1 as published, -10 for strict. A job at most doubles the largest number of
     GPUs it has run with. With `avoid_interference` at most one distributed job uses a node, unless the node
-    isolates traffic. `growth_gain` is the share of its cost that a running job must save to be resized only
-    because GPUs would stay idle otherwise.
+    isolates traffic. `growth_gain` is the least saving, as a share of its cost, for which a running job grows
+    into GPUs that would stay idle.
     """
 
     name = "pollux"
@@ -47,7 +47,7 @@ class Pollux:
         return objective
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Counts, then places, then what is left over."""
+        """Choose counts, then places, then use GPUs that are left."""
         turns = snapshot.memory if isinstance(snapshot.memory, Turns) else Turns()
         rules = SolverRules(self.avoid_interference, self.growth_gain)
         decision = solve(snapshot, self.objective(snapshot, turns), rules)

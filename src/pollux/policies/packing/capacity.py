@@ -89,7 +89,7 @@ class Room:
         self._move(job, placement, 1)
 
     def give(self, job: JobView, placement: Placement) -> None:
-        """Let go of them again."""
+        """Free these GPUs again."""
         self._move(job, placement, -1)
 
     def _move(self, job: JobView, placement: Placement, sign: int) -> None:
@@ -135,7 +135,7 @@ class Room:
         return NOWHERE
 
     def _by_type(self, job: JobView) -> Iterator[list[tuple[int, str]]]:
-        """For each choice of GPU type, what nodes have left for a job: most first, as many as allowed."""
+        """For each choice of GPU type, nodes with GPUs left for a job: most first, at most its `max_nodes`."""
         mixed = job.limits.mixed_types or len(self.types) == 1
         for gpu_type in [None] if mixed else self.types:
             nodes = self.nodes_for(job, gpu_type)
@@ -144,7 +144,7 @@ class Room:
             yield found[: job.limits.max_nodes]
 
     def refusal(self, job: JobView, wanted: int) -> Reason:
-        """Why a job that could use `wanted` GPUs holds none, once everybody else is placed."""
+        """Why a job that could use `wanted` GPUs holds none, once all others are placed."""
         lacks = self.whole.lacks(job.limits, self.snapshot.queues.get(job.queue), wanted)
         if lacks:
             return Reason("fits-nowhere", lacks)

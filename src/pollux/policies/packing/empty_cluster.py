@@ -1,4 +1,4 @@
-"""A cluster as it would be for one job alone: what it could have there, and by which numbers that is too little."""
+"""What one job could have alone in a cluster, and the numbers that show why this is too little."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pollux.core import Cluster, JobLimits, Queue, is_gpu_type
 __all__ = ["OTHER_TYPE", "WANTED_TYPE", "Whole"]
 
 WANTED_TYPE = "wanted_type:"
-"""Begins the name of a number: how many GPUs there are of a type that the job takes."""
+"""Prefix for the number of GPUs of a type that the job takes; the type follows."""
 
 OTHER_TYPE = "other_type:"
-"""Begins the name of a number: how many GPUs there are of a type that the job does not take."""
+"""Prefix for the number of GPUs of a type that the job does not take; the type follows."""
 
 _SLACK = 1e-9
 
@@ -21,7 +21,7 @@ _Kind = tuple[str, int, float, float]
 
 
 class Whole:
-    """The open nodes of a cluster, by kind, with nobody on them."""
+    """The open nodes of a cluster, by kind, without jobs."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._kinds: Counter[_Kind] = Counter(
@@ -31,7 +31,7 @@ class Whole:
         )
 
     def most(self, limits: JobLimits, *, cpus: bool = True, memory: bool = True, nodes: bool = True) -> int:
-        """The most GPUs that suit a job, whatever its minimum and maximum; some of its wishes may be passed over."""
+        """The most GPUs that suit a job, whatever its minimum and maximum; some of its limits may be ignored."""
         by_type: dict[str, list[tuple[int, int]]] = {}
         for (gpu_type, num_gpus, num_cpus, memory_bytes), count in self._kinds.items():
             if not limits.takes_type(gpu_type):
@@ -46,11 +46,11 @@ class Whole:
         return max((_sum_of_largest(found, allowed) for found in by_type.values()), default=0)
 
     def lacks(self, limits: JobLimits, queue: Queue | None = None, wanted: int | None = None) -> dict[str, float]:
-        """The numbers of the first wish by which a job cannot have `wanted` GPUs (None: its minimum) even alone.
+        """The numbers of the first limit that denies a job `wanted` GPUs (None: its minimum) even alone.
 
-        Empty where it can. Always `gpus`, those it needs. By quota: `queue_quota`; by anything else `suitable_gpus`,
-        those there are for it, and by type a number for every type, by CPUs `cpus_per_gpu` and `largest_node_cpus`, by
-        memory likewise, in bytes, by nodes `max_nodes`.
+        Empty if no limit does. `gpus` is always there: those it needs. A quota adds `queue_quota`; any other limit adds
+        `suitable_gpus`, those there are for it. Types also add a number for every type, CPUs `cpus_per_gpu` and
+        `largest_node_cpus`, memory the same in bytes, nodes `max_nodes`.
         """
         needed = limits.min_gpus if wanted is None else wanted
         for numbers, most in (

@@ -18,10 +18,10 @@ def wanted_gpus(job: JobView) -> int:
 
 
 def admit(snapshot: Snapshot, order: Sequence[JobView]) -> Decision:
-    """Give jobs the GPUs they asked for, in `order`, while GPUs last; whoever is not admitted loses its own.
+    """Give jobs the GPUs they asked for, in `order`, while GPUs last; a job that is not admitted loses its own.
 
     Running jobs that are admitted keep their placement; new ones take from the nodes with most free GPUs.
-    Pinned and non-preemptible jobs that run go first. A job that no GPUs suit stands in nobody's way.
+    Pinned and non-preemptible jobs that run go first. A job that no GPUs suit blocks no other.
     """
     draft = _Draft(snapshot, order)
     line = draft.line(order)
@@ -35,7 +35,7 @@ def admit(snapshot: Snapshot, order: Sequence[JobView]) -> Decision:
 
 
 def admit_in_turn(snapshot: Snapshot, order: Sequence[JobView], *, strict: bool) -> Decision:
-    """Give jobs the GPUs they asked for, in `order`, while GPUs last; whoever runs goes on.
+    """Give jobs the GPUs they asked for, in `order`, while GPUs last; running jobs go on.
 
     `strict`: the first job that has to wait blocks those behind it, unless it would not fit an empty cluster.
     """
@@ -50,7 +50,7 @@ def admit_in_turn(snapshot: Snapshot, order: Sequence[JobView], *, strict: bool)
 
 
 class _Draft:
-    """A decision being built; begins with the jobs that nobody may stop."""
+    """A decision being built; begins with the jobs that may not be stopped."""
 
     def __init__(self, snapshot: Snapshot, order: Sequence[JobView]) -> None:
         self.snapshot, self.order = snapshot, order
@@ -89,7 +89,7 @@ class _Draft:
         self.take(job, target)
 
     def line(self, order: Iterable[JobView]) -> list[JobView]:
-        """Who is still to be placed, without those that would not fit an empty cluster."""
+        """Jobs still to be placed, without those that would not fit an empty cluster."""
         line = []
         for job in order:
             if job.id in self.allocation:
@@ -114,7 +114,7 @@ class _Draft:
                 first = (job.id,)
 
     def admit_by_count(self, line: list[JobView]) -> set[str]:
-        """Admit by count, then place; if some find no GPUs, nothing is done and their ids come back."""
+        """Admit by count, then place; if some jobs find no GPUs, place none and return their ids."""
         admitted = self._fitting(line)
         placed: dict[str, Placement] = {}
         for job in admitted:
@@ -141,7 +141,7 @@ class _Draft:
         admitted: list[JobView] = []
         for job in line:
             wanted = wanted_gpus(job)
-            # GPUs held on a closed node are no use to anybody else, so they are not counted against the rest.
+            # No other job can use GPUs held on a closed node, so they are not counted against the rest.
             held = sum(count for node, count in self.snapshot.placement(job.id).shares if node in closed)
             need = wanted - min(held, wanted)
             if need <= left and wanted <= quota[job.queue]:

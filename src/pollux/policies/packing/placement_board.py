@@ -1,4 +1,4 @@
-"""Where jobs sit: nodes, who is on them, and finding or clearing room at the least cost.
+"""Where jobs are: nodes, the jobs on them, and finding or clearing room at the least cost.
 
 Jobs and nodes are numbers here. Every change is journalled, so that an attempt that fails can be taken back.
 """
@@ -17,15 +17,15 @@ __all__ = ["PlacementBoard", "Shares"]
 Shares = tuple[tuple[int, int], ...]
 """(node, GPUs) pairs of one job."""
 
-# How many nodes are looked at, and how many offers compared, when one must be cleared; how deep jobs that leave may
-# send away smaller ones. Counts, not seconds, so that decisions do not depend on the machine.
+# How many nodes are searched, and how many offers compared, to clear one; how many levels deep jobs that leave may
+# displace smaller ones. Counts, not seconds, so that decisions do not depend on the machine.
 _SCANS = 256
 _CANDIDATES = 24
 _DEPTH = 4
 _SLACK = 1e-9
 
 _WholeNode = tuple[float, bool, int, int, list[int]]
-"""A node that can be had whole: (cost of emptying it, not the job's own, -size, number, who leaves)."""
+"""A node that a job can have whole: (cost of emptying it, not its own, -size, number, jobs that leave)."""
 
 
 def _by_size(nodes: Sequence[Node]) -> dict[str, list[list[int]]]:
@@ -40,7 +40,7 @@ def _by_size(nodes: Sequence[Node]) -> dict[str, list[list[int]]]:
 
 
 def _count_idle(levels: list[list[int]]) -> int:
-    """Free GPUs of nodes that are kept by how many of them they have."""
+    """Free GPUs of all nodes; `levels` lists nodes by their number of free GPUs."""
     return sum(k * len(level) for k, level in enumerate(levels))
 
 
@@ -112,7 +112,7 @@ class PlacementBoard:
                 self._memory[n] -= sign * count * limits.memory_bytes_per_gpu
 
     def _shift(self, n: int, change: int) -> None:
-        """Count GPUs of a node as free, or as taken; a node may hold more than it has, and then has no free ones."""
+        """Count GPUs of a node as free, or as taken; an overfull node has no free ones."""
         node, before = self.nodes[n], self.free[n]
         after = self.free[n] = before + change
         if not node.schedulable:
@@ -269,7 +269,7 @@ class PlacementBoard:
     def _place_wide(
         self, job: int, count: int, gpu_type: str, prefer: Shares, budget: float, depth: int
     ) -> float | None:
-        """Whole nodes, and a rest on one more node; its own nodes and those that cost least to empty come first."""
+        """Use whole nodes and part of one more; its own nodes, and those that cost least to empty, come first."""
         offers = self._whole_nodes(count, gpu_type, prefer, depth if budget > 0.0 else 0)
         shares, leavers, cost = self._cheapest(offers, count)
         if cost > 0.0 and cost >= budget:
@@ -286,7 +286,7 @@ class PlacementBoard:
         return self._swap(job, tuple(sorted(shares)), leavers, gpu_type, cost, budget, depth)
 
     def _whole_nodes(self, count: int, gpu_type: str, prefer: Shares, depth: int) -> list[_WholeNode]:
-        """Nodes that can be had whole."""
+        """Nodes that the job can have whole."""
         own = {n for n, _ in prefer if self.nodes[n].schedulable and self.nodes[n].gpu_type == gpu_type}
         offers: list[_WholeNode] = [
             (0.0, n not in own, -self.nodes[n].num_gpus, n, []) for n in self._empty_nodes(count, gpu_type, own)
@@ -296,7 +296,7 @@ class PlacementBoard:
         return offers
 
     def _cheapest(self, offers: list[_WholeNode], count: int) -> tuple[list[tuple[int, int]], list[int], float]:
-        """Shares of whole nodes for `count` GPUs, or as many of them as they make up; who leaves, at what cost."""
+        """Shares of whole nodes for at most `count` GPUs, the jobs that leave, and the cost."""
         shares: list[tuple[int, int]] = []
         leavers: list[int] = []
         cost, left = 0.0, count
@@ -356,7 +356,7 @@ class PlacementBoard:
         return True
 
     def _idle_shares(self, job: int, count: int, gpu_type: str) -> tuple[list[tuple[int, int]], int]:
-        """Idle GPUs for the job, from nodes with most of them, and how many of `count` are missing then."""
+        """Idle GPUs for the job, from nodes with most of them, and how many of `count` are missing."""
         shares: list[tuple[int, int]] = []
         left = count
         for n in chain.from_iterable(reversed(self._by_free[gpu_type][1:])):

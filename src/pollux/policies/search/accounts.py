@@ -1,6 +1,6 @@
-"""What each job has received and promised, from decision to decision: a policy's memory, as a value.
+"""What each job has received and reported, from decision to decision: a policy's memory.
 
-Without it (a restart loses it) a job is taken to have received what its attained GPU time says.
+Without it (a restart loses it) what a job received follows from its attained GPU time.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pollux.core import JobView
 
 __all__ = ["Account", "Accounts", "believed"]
 
-# How much of what a job says it has left counts as evidence for what it says, against work that was seen.
+# The share of a job's reported remaining work that counts as evidence for its reports, beside work that was seen.
 _TRUST = 0.25
-# Between these, what a job says goes down as it works, as far as its model can tell.
+# Between these, a job's reports fall as it works, as far as its model can tell.
 _HONEST = (0.67, 1.5)
-# Below this, what a job says does not go down as it works.
+# Below this, a job's reports do not fall as it works.
 _STANDS_STILL = 0.1
 _LEAST_RATIO = 0.02
-# What the newest change of a job's prediction counts for in the mean of such changes.
+# The weight of the newest change of a job's prediction in the mean of such changes.
 _NEWEST = 0.3
 
 
 class Account(NamedTuple):
-    """One job: fair seconds received, what it first said it had left, useful samples worked since, end of its pause.
+    """One job: fair seconds received, remaining work first reported, useful samples worked since, end of its pause.
 
-    `foreseen` is the goodput that its model gave for where it is at the last decision, 0 where there was none. By its
-    logarithm, where it changed while the job stayed, it changed by `change` in the mean, and by `drift` to one side.
+    `foreseen` is the goodput that its model predicted for its placement at the last decision, 0 without a model. While
+    the job stayed, changes of its logarithm had the mean size `change` and the signed mean `drift`.
     """
 
     received: float = 0.0
@@ -42,7 +42,7 @@ class Account(NamedTuple):
 
     @property
     def waver(self) -> float:
-        """By what share predictions for one place go up and down; what goes one way only is learning, not error."""
+        """By what share predictions for one place fluctuate; changes in one direction are learning, not error."""
         return self.change - abs(self.drift)
 
     def after(self, seconds: float, rate: float, fair_rate: float, job: JobView) -> Account:
@@ -62,7 +62,7 @@ class Account(NamedTuple):
         return Account(received, promised, worked, paused_until, foreseen, change, drift)
 
     def moved(self, paused_until: float) -> Account:
-        """The account of a job that begins elsewhere and stands still until then."""
+        """The account of a job that moves and pauses until `paused_until`."""
         return self._replace(paused_until=paused_until, foreseen=0.0)
 
 
@@ -75,10 +75,10 @@ class Accounts:
 
 
 def believed(account: Account, remaining: float) -> tuple[float, bool]:
-    """Useful samples that a job has left, by what it says and by what it did; and whether its word stands still.
+    """Useful samples that a job has left, by its reports and its work; and whether its reports stand still.
 
-    What it says should fall by what it works. With L said now, P at first, and W worked since:
-    ratio = (P − L + trust·L) / (W + trust·L), and it has L / ratio left.
+    Reports should fall by the work done. With L reported now, P at first, and W worked since:
+    ratio = (P − L + trust·L) / (W + trust·L), and L / ratio are left.
     """
     if account.promised is None or account.worked <= 0.0:
         return remaining, False

@@ -82,7 +82,7 @@ class Table:
         self.ending: set[int] = set()
         self._odd_costs: dict[Shape, FloatArray] = {}
         self.shape_cost[self._pointless(speedups)] = np.inf
-        # The objective does not care what these get, so they get no more than they need.
+        # These jobs do not change the objective, so they get no more than they need.
         least = np.array([job.limits.min_gpus for job in self.jobs], dtype=np.int64)
         self.shape_cost[objective.hopeless[:, None] & (self.gpus_of > least[:, None]) & self._has_least(least)] = np.inf
         self.options = self._options(np.array(packs, dtype=bool))
@@ -127,7 +127,7 @@ class Table:
         return result
 
     def _by_held_shape(self) -> dict[Shape, list[int]]:
-        """Who holds GPUs now, by the shape of what they hold."""
+        """The jobs that hold GPUs now, by shape."""
         groups: dict[Shape, list[int]] = {}
         for j, held in enumerate(self.held):
             if held:
@@ -159,7 +159,7 @@ class Table:
         return np.array([math.ceil(k / n) > largest[t] for t, n, k in self.shapes], dtype=bool)
 
     def _pointless(self, speedups: FloatArray) -> BoolArray:
-        """Moves of a running job that end it no sooner: it stands still for longer than the larger shape saves.
+        """Moves of a running job that end it no sooner: its pause is longer than the time that the new shape saves.
 
         A job that would be done before it is resized is not shrunk either. Nothing is ruled out for jobs that
         do not say how much they have left.
@@ -186,7 +186,7 @@ class Table:
         return exact
 
     def _largest_share(self, job: JobView, gpu_type: str) -> int:
-        """Most GPUs of one empty node of a type for which its CPUs and memory suffice."""
+        """Most GPUs that a job can have on one empty node of a type, by CPUs and memory."""
         limits = job.limits
         key = gpu_type, limits.cpus_per_gpu, limits.memory_bytes_per_gpu
         if key not in self._shares:
@@ -201,11 +201,11 @@ class Table:
         return self._shares[key]
 
     def packs(self, held: Shares) -> bool:
-        """Whether a placement leaves its nodes to others in useful pieces."""
+        """Whether a placement leaves useful counts of GPUs on its nodes."""
         return all(count in node_sizes(self.nodes[n].num_gpus) for n, count in held)
 
     def cost_on(self, j: int, shape: Shape) -> float:
-        """What a job costs that is moved to a shape, also to one that was not among the options."""
+        """The cost of a job that moves to a shape, even one that is not an option."""
         column = self.column.get((shape[0], shape[2]))
         if column is not None and self.shapes[column - FIRST] == shape:
             return float(self.shape_cost[j, column - FIRST])
@@ -215,7 +215,7 @@ class Table:
         return float(self._odd_costs[shape][j])
 
     def may_stay(self, j: int) -> bool:
-        """Whether a job's limits still allow where it is."""
+        """Whether a job's limits still allow its placement."""
         return self._may_stay[j]
 
     def _allowed_to_stay(self, j: int) -> bool:
@@ -258,13 +258,13 @@ class Table:
         limits = self.jobs[j].limits
         if self.may_stay(j):
             cost[STAY] = self.stay_cost[j]
-            # GPUs on closed nodes are no use to anybody else, so staying there takes nothing from the pool.
+            # No other job can use GPUs on closed nodes, so staying there takes nothing from the pool.
             gpus[STAY] = sum(count for n, count in self.held[j] if self.nodes[n].schedulable)
             pool[STAY] = self.type_of[self.held[j][0][0]]
         if limits.pinned:
             cost[NOTHING] = cost[FIRST:] = np.inf
         elif not limits.preemptible:
-            # It may always stay, but where its limits say otherwise anything else is better.
+            # It may always stay, but if its limits forbid that, any other option is better.
             cost[NOTHING] = np.inf
             if not self.may_stay(j):
                 cost[STAY] = 2.0 * abs(self.nothing_cost[j])

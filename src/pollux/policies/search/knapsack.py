@@ -43,7 +43,7 @@ class Options:
     quota: IntArray
 
     def closing(self, jobs: Sequence[int], columns: Sequence[int]) -> Options | None:
-        """The same without these options of these jobs, unless nothing else is left; `None` if nothing changes."""
+        """A copy without these options of these jobs, except if a job had no other; `None` if nothing changes."""
         cost = self.cost.copy()
         for j in jobs:
             row = cost[j].copy()
@@ -75,7 +75,7 @@ def _exact(options: Options) -> IntArray:
     picks = np.zeros((jobs, capacity + 1), dtype=np.int64)
     grid = np.arange(capacity + 1)
     offered = np.isfinite(options.cost)
-    # Negative room is reached through a margin of infinite cost on the left.
+    # Indices below zero GPUs fall into a margin of infinite cost on the left.
     margin = int(options.gpus.max(initial=0))
     best = np.zeros(margin + capacity + 1)
     best[:margin] = np.inf
@@ -137,7 +137,7 @@ class _Ledger:
         self.num_pools = len(options.capacity)
         self.limits = np.concatenate([options.capacity, options.quota]).astype(float)
         self._queued = np.flatnonzero(options.queue >= 0)
-        # Jobs without a quota share a last, bottomless entry.
+        # Jobs without a quota share a last entry without a limit.
         self.queue = np.where(options.queue >= 0, options.queue + self.num_pools, len(self.limits))
 
     def free(self, chosen: IntArray) -> FloatArray:

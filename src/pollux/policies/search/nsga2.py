@@ -62,10 +62,10 @@ class Space:
             object.__setattr__(self, "home", self._find_home())
 
     def _find_home(self) -> IntArray:
-        """Rows to which jobs that may not be stopped can always go back, legal all together.
+        """Rows to which jobs that may not be stopped can always return; together they are legal.
 
-        That is what they have now, cut to what is allowed now; those for which too little would be left stay
-        exactly as they are, which is always legal, and go before the others.
+        A row is what the job has now, cut to what is allowed now. A job for which too little would be left
+        stays exactly as it is, which is always legal, and is served before the others.
         """
         num_jobs, rng = len(self.current), np.random.default_rng(0)
         kept = range(self.num_pinned, self.num_pinned + self.num_kept)
@@ -93,7 +93,7 @@ class Space:
         return children.reshape(-1, *parents.shape[2:])
 
     def mutate(self, states: IntArray, rng: np.random.Generator) -> None:
-        """Change matrices in place: rows back to now, elements to zero, and free GPUs to somebody."""
+        """Change matrices in place: reset rows to the current ones, clear elements, and hand out free GPUs."""
         rows, members = np.nonzero(rng.random(states.shape[:2], dtype=np.float32) < _RESET_ROW)
         states[rows, members] = self.current[members]
         rows, members = np.nonzero(rng.random(states.shape[:2], dtype=np.float32) < _THIN_ROW)
@@ -104,8 +104,8 @@ class Space:
     def _grow(self, states: IntArray, rng: np.random.Generator) -> None:
         """On nodes with free GPUs, about one job that fits and about one that is there draw a new count.
 
-        It is uniform from what the job has to the most that the node may give: what is not free, the repair
-        takes from later jobs.
+        It is uniform from what the job has to the most that the node may give; `repair` takes GPUs that are not
+        free from later jobs.
         """
         fits, present = self.most > 0, states > 0
         free = np.einsum("pjn->pn", states) < self.gpus
@@ -120,7 +120,7 @@ class Space:
     def repair(self, states: IntArray, rng: np.random.Generator) -> IntArray:
         """Make matrices legal by taking GPUs away, in place.
 
-        Where a job that may not be stopped would fall below its minimum, all such jobs go home.
+        Where a job that may not be stopped would fall below its minimum, all such jobs return to `home`.
         """
         self._repair(states, self.num_pinned, rng)
         if self.num_kept:
@@ -133,7 +133,7 @@ class Space:
         return states
 
     def _repair(self, states: IntArray, first: int, rng: np.random.Generator) -> None:
-        """Rows before `first` are at home and go before all others."""
+        """Set the rows before `first` to `home`, and serve them before all others."""
         states[:, :first] = self.home[:first]
         free = states[:, first:]
         np.minimum(free, self.most[first:], out=free)
@@ -209,7 +209,7 @@ class Space:
         free[:] = running
 
     def _fit_all(self, rows: IntArray, first: int, gpus: IntArray) -> IntArray:
-        """The same, with GPUs and the other resources together."""
+        """The same for GPUs and the other resources together."""
         held = np.einsum("jn,jr->nr", self.home[:first], self.needs[:first])
         left = np.broadcast_to(np.maximum(self.stock - held, 0.0), (len(rows), *self.stock.shape)).copy()
         free = np.broadcast_to(gpus, (len(rows), len(gpus))).copy()
@@ -347,7 +347,7 @@ def _breed(space: Space, parents: Found, count: int, rng: np.random.Generator) -
 
 
 def _distinct(states: IntArray, seen: set[bytes]) -> IntArray:
-    """Those that are not in `seen`, which learns them."""
+    """The matrices that are not in `seen`; adds them to it."""
     keep = []
     for i, state in enumerate(states):
         key = state.tobytes()

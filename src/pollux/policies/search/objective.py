@@ -34,10 +34,10 @@ def check_fairness(fairness: float) -> None:
 class Objective:
     """Maximise `(Σ w v^p / Σ w)^(1/p)`, Eq. (G27), with `v = speed-up · ρ · nodes/GPUs + 0.001`, Eq. (G25).
 
-    Weights are those of Eq. (G26). The constraints, among them the doubling rule, Eq. (G29), and the interference
-    rule, Eq. (G30), are for whoever searches. `start_floor` is the least ρ of a job that holds nothing: by the
-    published formula a job of age 0 would be worth nothing to start. With `corrected`, what measurements correct of a
-    job's fit counts; as published, it does not.
+    Weights are those of Eq. (G26). The search keeps the constraints, among them the doubling rule, Eq. (G29), and
+    the interference rule, Eq. (G30). `start_floor` is the least ρ of a job that holds nothing: by the
+    published formula a job of age 0 would be worth nothing to start. With `corrected`, corrections of fits by
+    measurements count; as published, they do not.
     """
 
     corrected = False
@@ -54,7 +54,7 @@ class Objective:
         self.fair_gpus = max(math.ceil(num_gpus / max(len(jobs), 1)), 1)
         self.weights = np.array([snapshot.weight(job) for job in jobs], dtype=float)
         self.restart_factors = restart_factors(snapshot, jobs)
-        # Jobs that hold nothing and to which, as published, nothing could be given that counts.
+        # Jobs that hold nothing and would, as published, add nothing with any GPUs.
         holds = np.array([bool(snapshot.placement(job.id)) for job in jobs], dtype=bool)
         self.hopeless = ~holds & (self.restart_factors == 0.0)
         np.maximum(self.restart_factors, start_floor, out=self.restart_factors, where=~holds)
@@ -97,7 +97,7 @@ class Objective:
         return max(function.goodput(1, num_gpus, gpu_type) for gpu_type in self._gpu_types)
 
     def _goodputs(self, num_nodes: Sequence[int], num_gpus: Sequence[int], gpu_type: str) -> FloatArray:
-        """Goodput of every job on every placement; of a job never measured, its number of GPUs."""
+        """Goodput of every job on every placement; for a job never measured, the number of GPUs."""
         table = np.zeros((len(self.jobs), len(num_gpus)))
         if self._models:
             places = np.asarray(num_nodes), np.asarray(num_gpus)
@@ -116,7 +116,7 @@ class Objective:
         if not len(num_gpus):
             return np.zeros((len(self.jobs), 0))
         if self._fair_goodputs is None and set(self._gpu_types) == {gpu_type}:
-            # One table for both: most of the time that a small one takes is not spent on its numbers.
+            # One table for both, since a small table is mostly overhead.
             table = self._goodputs([*num_nodes, 1], [*num_gpus, self.fair_gpus], gpu_type)
             self._fair_goodputs = self._repaired(table[:, -1].copy())
             table = table[:, :-1]
@@ -142,7 +142,7 @@ class Objective:
         return powers if p < 0 else -powers
 
     def prepare(self, held_speedups: FloatArray) -> None:
-        """Take notice of every job's speed-up where it is now, before anything is priced."""
+        """Note every job's speed-up where it is now, before any cost is computed."""
 
     @property
     def remaining(self) -> Sequence[float | None]:
@@ -150,7 +150,7 @@ class Objective:
         return [job.remaining for job in self.jobs]
 
     def numbers(self, j: int) -> Mapping[str, float]:
-        """What a reason may say of a job beside what holds for every objective."""
+        """Numbers that this objective adds to the reason of a job."""
         return {}
 
     def caps(self) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The objective of `castor`: what a second of each job's work costs everybody, by its rank in remaining work.
+"""The objective of `castor`: what a second of each job's work costs all jobs, by its rank in remaining work.
 
 The law and its constants are in docs/policies.md.
 """
@@ -22,20 +22,20 @@ IntArray = npt.NDArray[np.int64]
 
 _POWERS = (0.05, 1.0)
 _CURVES = (0.05, 0.95)
-# Where a job runs is taken to last for so long, at most.
+# A placement is assumed to last no longer than this.
 _HORIZON_SECONDS = 300.0
 
-# Sizes in seconds: the least that a job counts for, and what is taken where nobody says anything.
+# Sizes in seconds: the least that a job counts for, and that of a job without any information.
 _LEAST_SECONDS = 1.0
 _UNKNOWN_SECONDS = 600.0
-# A job that outlives what its kind needs has at least this share of it left.
+# A job that outlives its kind's work has at least this share of it left.
 _LEAST_LEFT = 0.1
-# A model that differs by more than this factor from that of its kind, where the job runs, is another kind's.
+# A job whose step time differs by more than this factor from that of its kind keeps its own model.
 _ODD = 1.5
-# From the bound on, the floor rises over this range of lateness, to so many times the greatest cost by rank.
+# From the bound on, the floor rises over this range of lateness, to this multiple of the greatest cost by rank.
 _FLOOR_RANGE = 0.5
 _FLOOR_WEIGHT = 4.0
-# From how many crashes on a job gets no more than its minimum: it would only shake others.
+# From this many crashes on, a job gets no more than its minimum: it would only disturb others.
 _CRASHES = 2
 
 
@@ -43,12 +43,12 @@ _CRASHES = 2
 class RankRule:
     """The ingredients of the objective, each with its switch.
 
-    `power` is p. `curve` is the q of speed-ups k^q for which the costs c by rank are the best. `growth` is by how many
-    times a job may pass what it was measured on. `fairness_bound` is the projected finish-time fairness from which on
-    a job is owed its fair share; `None` for never. `rank`, `bank`, `size_factor`, `doubt`, `steady`, `corrected` and
-    `crash_cap` switch off the costs by rank, models of earlier jobs of the same kind, the resize factor by remaining
-    work, doubts in what jobs say they have left, that a job is moved only for more than its own predictions waver by,
-    corrections of fits by what was measured, and that a job that keeps crashing gets no more than its minimum.
+    `power` is p. `curve` is the q of speed-ups k^q for which the costs c by rank are the best. A job may have
+    `growth` times the GPUs that it was measured on. A job is owed its fair share from the projected finish-time
+    fairness `fairness_bound` on; `None` for never. The others are switches. `rank`: costs by rank. `bank`: models of
+    earlier jobs of the same kind. `size_factor`: the resize factor by remaining work. `doubt`: doubts in reported
+    remaining work. `steady`: a job moves only for more than its predictions waver by. `corrected`: corrections of fits
+    by measurements. `crash_cap`: a job that keeps crashing gets no more than its minimum.
     """
 
     power: float = 0.85
@@ -74,7 +74,7 @@ class RankRule:
 
 
 class RankedWork(Objective):
-    """Maximise `Σ w·c·(ρ·speedup)^p`, with c by rank of remaining work, and a floor for who falls behind."""
+    """Maximise `Σ w·c·(ρ·speedup)^p`, with c by rank of remaining work, and a floor for jobs that fall behind."""
 
     def __init__(self, snapshot: Snapshot, rule: RankRule) -> None:
         self.rule, self.snapshot, self.corrected = rule, snapshot, rule.corrected
@@ -84,7 +84,7 @@ class RankedWork(Objective):
         self.user_weights = self.weights
         self.hopeless = np.zeros(len(jobs), dtype=np.bool_)
         self.holds = np.array([bool(snapshot.placement(job.id)) for job in jobs], dtype=np.bool_)
-        # The fair share may be a part of a GPU, or between two counts: speed-up on it, one for all by the curve.
+        # The fair share may be a fraction of GPUs; by the curve, the speed-up on it is the same for all jobs.
         share = max(snapshot.cluster.num_gpus, 1) / max(len(jobs), 1)
         self.fair_speedup = share if share < 1.0 else (share / self.fair_gpus) ** rule.curve
         self.before = snapshot.memory if isinstance(snapshot.memory, Accounts) else None
@@ -116,7 +116,7 @@ class RankedWork(Objective):
         return base
 
     def prepare(self, held_speedups: FloatArray) -> None:
-        """Work out sizes, ranks and floors, once the speed-ups where jobs are now are known."""
+        """Compute sizes, ranks and floors from the speed-ups of jobs where they are now."""
         self._keep_accounts(held_speedups)
         self._measure_sizes()
         count, rule = len(self.jobs), self.rule
@@ -138,8 +138,8 @@ class RankedWork(Objective):
     def _lateness(self) -> FloatArray:
         """Finish-time fairness that each job would end with on its fair share from now on.
 
-        Of a job whose size nobody knows, no more is taken to be left than it has received, or a resize costs: it may be
-        a short one, and would then be late long before the others.
+        A job of unknown size is assumed to have no more left than it has received, or than a resize costs: it may be
+        short, and a short job is late long before others.
         """
         age = self.snapshot.now - np.array([job.submitted_at for job in self.jobs], dtype=float)
         received = np.array([self.accounts[job.id].received for job in self.jobs])
@@ -170,7 +170,7 @@ class RankedWork(Objective):
         return costs
 
     def memory(self, allocation: Allocation) -> Accounts:
-        """What to remember: the accounts, and who stands still from now on for having been moved."""
+        """What to remember: the accounts, with the pauses of jobs that move now."""
         now, running = self.snapshot.now, self.snapshot.running
         for job in self.jobs:
             after = allocation.get(job.id)
@@ -192,7 +192,7 @@ class RankedWork(Objective):
             self.accounts[job.id] = account.after(seconds, rate, fair_rate, job)
 
     def _measure_sizes(self) -> None:
-        """Seconds that each job has left on its fair share, as far as it is to be believed."""
+        """Seconds that each job has left on its fair share, as far as its reports are believed."""
         count = len(self.jobs)
         left = np.full(count, np.nan)
         self.doubted = np.zeros(count, dtype=np.bool_)
@@ -206,11 +206,11 @@ class RankedWork(Objective):
         middle = float(np.median(sure)) if len(sure) else _UNKNOWN_SECONDS
         sizes[self.guessed | self.doubted] = middle
         self.sizes = np.maximum(sizes, _LEAST_SECONDS)
-        # Whose word stands still goes last; what it is owed does not depend on it.
+        # A job whose reports stand still goes last; what it is owed does not depend on them.
         self.ranked = np.where(self.doubted, np.inf, self.sizes)
 
     def _work_left(self, job: JobView) -> tuple[float, bool]:
-        """Useful samples that a job has left, NaN where nobody can say, and whether its own word stands still."""
+        """Useful samples that a job has left, NaN if unknown, and whether its reports stand still."""
         account = self.accounts[job.id]
         if job.remaining is not None:
             return believed(account, job.remaining) if self.rule.doubt else (job.remaining, False)
@@ -220,14 +220,14 @@ class RankedWork(Objective):
 
     @property
     def remaining(self) -> Sequence[float | None]:
-        """Useful samples that each job has left, where it says so and its word goes down as it works."""
+        """Useful samples that each job has left, where it reports them and they fall as it works."""
         return [
             None if job.remaining is None or doubted else left
             for job, doubted, left in zip(self.jobs, self.doubted.tolist(), self._left.tolist(), strict=True)
         ]
 
     def numbers(self, j: int) -> Mapping[str, float]:
-        """Rank and size of a job, and what of it is not its own word."""
+        """Rank and size of a job, how its size is uncertain, and its lateness."""
         numbers = {"rank": float(len(self.jobs) - self.ranks[j]), "left_seconds": float(self.sizes[j])}
         if self.guessed[j]:
             numbers["left_assumed"] = 1.0
@@ -239,7 +239,7 @@ class RankedWork(Objective):
 
 
 def _informed(job: JobView, snapshot: Snapshot) -> JobView:
-    """The job with the curve of its kind, where that is no other than its own."""
+    """The job with the curve of its kind, unless its own model differs too much."""
     prior, own = job.prior, job.goodput
     if prior is None or not isinstance(prior.goodput, GoodputModel):
         return job

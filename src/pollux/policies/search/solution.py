@@ -1,6 +1,6 @@
 """Counts by a near-exact knapsack, then a placement that keeps unchanged jobs and clears room at the least cost.
 
-For any objective that is a sum with a term for each job; what that is, a policy says.
+For any objective that is a sum with a term for each job; the policy chooses it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Solution", "SolverRules", "solve"]
 
 # Other counts are tried when the places cost more than this share above what the counts promised.
 _GAP = 0.03
-# For how many of its options a job may send others away, the best ones first.
+# For how many of its options, the best first, a job may displace others.
 _EVICTING = 3
 
 
@@ -29,8 +29,8 @@ _EVICTING = 3
 class SolverRules:
     """With `avoid_interference` at most one distributed job uses a node, unless the node isolates traffic.
 
-    `growth_gain` is the share of its cost that a running job must save to be resized only because GPUs would stay
-    idle otherwise. Without `fill_idle`, nobody grows into GPUs that the counts left idle.
+    `growth_gain` is the least saving, as a share of its cost, for which a running job grows into GPUs that would stay
+    idle. Without `fill_idle`, no job grows into GPUs that the counts left idle.
     """
 
     avoid_interference: bool = True
@@ -39,7 +39,7 @@ class SolverRules:
 
 
 def solve(snapshot: Snapshot, objective: Objective, rules: SolverRules) -> Decision:
-    """Counts, then places, then what is left over.
+    """Choose counts, then places, then use GPUs that are left.
 
     Where the places cannot hold what the counts promise, counts are chosen again: without the jobs that found
     no place, with jobs moved whose placement packs badly, with all of them moved. The best answer is taken.
@@ -94,7 +94,7 @@ class Solution:
         self._cost: float | None = None
 
     def solve(self) -> float:
-        """Choose options and turn them into shares on the board; what the options would cost."""
+        """Choose options and turn them into shares on the board; returns the cost of the options."""
         chosen = choose(self.options)
         movers = self._keep(chosen)
         movers.sort(key=lambda j: -self.options.gpus[j, chosen[j]])
@@ -109,7 +109,7 @@ class Solution:
         return float(self.options.cost[range(len(chosen)), chosen].sum())
 
     def cost(self) -> float:
-        """What the shares on the board add up to in the sum that is to be minimised."""
+        """The sum that is to be minimised, for the shares on the board."""
         if self._cost is None:
             self._cost = sum(self._cost_of(j, shares) for j, shares in enumerate(self.board.shares))
         return self._cost
@@ -128,12 +128,12 @@ class Solution:
         return self.options.closing(self.left_out, range(FIRST, self.options.cost.shape[1]))
 
     def without_awkward_stays(self) -> Options | None:
-        """As before, but nobody stays on a number of GPUs that packs badly with others."""
+        """As before, but no job stays on a number of GPUs that packs badly with others."""
         awkward = [j for j, held in enumerate(self.held) if self._may_leave(j) and not self.table.packs(held)]
         return self.options.closing(awkward, [STAY])
 
     def without_stays(self) -> Options | None:
-        """As before, but everybody is placed anew who may be."""
+        """As before, but every job that may move is placed anew."""
         return self.options.closing([j for j in range(len(self.held)) if self._may_leave(j)], [STAY])
 
     def with_all_counts(self) -> Options | None:
@@ -150,7 +150,7 @@ class Solution:
     # Keeping and moving
 
     def _keep(self, chosen: IntArray) -> list[int]:
-        """Put everybody who stays on the board, immovable jobs first; the others, in order, have to move."""
+        """Put jobs that stay on the board, immovable ones first; returns those that must move, in order."""
         anchored = self._anchor()
         not_pinned = [j for j in anchored if not self.jobs[j].limits.pinned]
         movers = [j for j in not_pinned if chosen[j] != STAY]
@@ -161,7 +161,7 @@ class Solution:
         return movers
 
     def _anchor(self) -> dict[int, Shares]:
-        """Keep the places of running jobs that must end up somewhere, at least until there is a better one."""
+        """Keep the places of running jobs that may not be stopped, at least until there are better ones."""
         anchored = {j: held for j, held in enumerate(self.held) if held and self._anchored(j)}
         for j, held in anchored.items():
             self.board.put(j, held)
@@ -169,7 +169,7 @@ class Solution:
         return anchored
 
     def _has_to_move(self, j: int, option: int) -> bool:
-        """Whether a job is to hold something and is not put back where it is."""
+        """Whether a job is to hold GPUs, but does not stay where it is."""
         return option != NOTHING and not (option == STAY and self._restore(j))
 
     def _is_overfull(self, shares: Shares) -> bool:
@@ -182,7 +182,7 @@ class Solution:
     def _move(self, j: int, option: int) -> None:
         """Place a job as chosen; else where it is, or on a smaller shape, whichever costs least.
 
-        Others are moved out of its way only if that costs less than the job would lose by doing without.
+        Others are moved out of its way only if that costs less than the job would lose otherwise.
         """
         board = self.board
         kept = board.shares[j]
@@ -220,7 +220,7 @@ class Solution:
         return True
 
     def _without_eviction(self, j: int, candidates: list[int]) -> tuple[int, float]:
-        """The best that a job can have without moving anybody, and its cost."""
+        """The best that a job can have without moving others, and its cost."""
         board, table = self.board, self.table
         best, cost = NOTHING, float(table.nothing_cost[j])
         if self._can_restore(j):
@@ -294,7 +294,7 @@ class Solution:
     # The answer
 
     def decision(self) -> Decision:
-        """Shares by name, and why."""
+        """The placements of the jobs, and the reasons."""
         allocation: dict[str, Placement] = {}
         changed: list[int] = []
         for j, job in enumerate(self.jobs):
@@ -309,7 +309,7 @@ class Solution:
 
 
 class _Why:
-    """The reasons of a solution: its own numbers, and who else gained or holds GPUs."""
+    """The reasons of a solution: its own numbers, and the jobs that gained or hold GPUs."""
 
     def __init__(self, solution: Solution, allocation: Allocation) -> None:
         self.board, self.held, self.table = solution.board, solution.held, solution.table
@@ -324,7 +324,7 @@ class _Why:
         self.gainers = named((gain, self.jobs[j].id) for gain, j in gains if gain > 0)
 
     def reasons(self, changed: Iterable[int]) -> dict[str, Reason]:
-        """Of these jobs, which change or wait."""
+        """The reasons of these jobs, which change or wait."""
         return {self.jobs[j].id: self._reason(j) for j in changed}
 
     def _reason(self, j: int) -> Reason:

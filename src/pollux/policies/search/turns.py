@@ -1,6 +1,6 @@
-"""Turns, for when there are more jobs than GPUs: who has held or missed GPUs since when, and what that weighs.
+"""Turns, for when there are more jobs than GPUs: since when each has held or missed GPUs, and its weight.
 
-The published objective does not care which of many equal jobs wait, so the same ones could wait for ever.
+The published objective does not say which of many equal jobs wait, so the same ones could wait for ever.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pollux.core import Allocation, JobView, Snapshot
 
 __all__ = ["Turns", "turn_weights"]
 
-# A turn lasts at least so many times what a job's resize costs: of the time, at most a tenth goes into changing.
+# A turn lasts at least this many times a job's resize cost: resizes take at most a tenth of the time.
 _COSTS_PER_TURN = 10.0
 _LEAST_TURN_SECONDS = 10.0
-# And at least this share of the GPU-seconds that a job has had: who has run for long need not change often.
+# And at least this share of the GPU-seconds that a job has had: a job that has run for long need not change often.
 _SHARE_PER_TURN = 0.05
-# A job that begins counts for so many times more until it has had so many of its shortest turns; one whose turn it is
-# for less, and so does one that has waited for as long as its turn lasts.
+# The weight of a job that begins, until it has had this many of its shortest turns; then that of a job in its turn, or
+# that has waited for as long as its turn lasts.
 _BEGINS, _FIRST_TURNS = 5.0, 2.0
 _IN_TURN = 3.0
-# One that holds GPUs counts for less by this share for every doubling of what it has had, and at most by that.
+# A job that holds GPUs loses this share of its weight for each doubling of what it has had, at most the second one.
 _YIELD, _MOST_YIELD = 0.02, 0.3
 
 
@@ -46,12 +46,12 @@ class Turns:
 
 
 def turn_weights(snapshot: Snapshot, turns: Turns) -> npt.NDArray[np.float64] | None:
-    """What each job's weight is to be multiplied by; `None` where nobody has to wait.
+    """What each job's weight is to be multiplied by; `None` if no job has to wait.
 
     With A the GPU-seconds that a job has had, d its resize cost, L = max(10 d, 10 s) and Q = max(L, 0.05 A) its turn:
-    5 for one that never held any GPU, or holds some and has A < 2 L; 3 for others within Q of getting theirs; then 1;
-    and 1 + 2 · min(waited / Q, 1) for one that waits. Whoever holds GPUs yields a share of that,
-    min(0.02 · log2(1 + A / L), 0.3): among equals, who has had most makes room first.
+    5 for one that never held any GPU, or holds some and has A < 2 L; 3 for other holders for the time Q; then 1;
+    and 1 + 2 · min(waited / Q, 1) for one that waits. A job that holds GPUs yields a share of that,
+    min(0.02 · log2(1 + A / L), 0.3): among equals, the one that has had most makes room first.
     """
     if sum(job.limits.min_gpus for job in snapshot.jobs) <= snapshot.cluster.num_gpus:
         return None

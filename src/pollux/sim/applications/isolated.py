@@ -25,7 +25,7 @@ def run_seconds(application: Application, total_batch: int, num_gpus: int, gpus_
 
     Σ over epochs of progress · (T_step + s·(T_step − T_sync)) / gain(M/M0), with true step times and the true
     gradient noise of each epoch. Refused where the application cannot run so or was not measured so.
-    Nothing is remembered: whoever asks often keeps the answers.
+    Nothing is cached: callers that ask often keep the answers.
     """
     counts = packed_counts(num_gpus, gpus_per_node)
     limits = application.limits

@@ -93,7 +93,7 @@ class ModelledApplication:
         progress = tuple(self.steps_per_epoch * (epoch + 1) for epoch in range(self.epochs))
         scales = (self.noise.at((epoch + 0.5) / self.epochs) for epoch in range(self.epochs))
         object.__setattr__(self, "progress", progress)
-        # Only the quotient of the two counts, so the squared gradient is the unit.
+        # Only the ratio of the two matters, so the squared gradient is the unit.
         object.__setattr__(self, "_statistics", tuple((1.0, scale / self.limits.initial) for scale in scales))
         object.__setattr__(self, "_times", {})
         object.__setattr__(self, "_iterations", {})
@@ -134,7 +134,7 @@ class ModelledApplication:
         return InvalidInput(f"application '{self.name}': {name} is {value}; {remedy}")
 
     def step_and_sync_seconds(self, counts: tuple[int, ...], local_batch: int) -> tuple[float, float]:
-        """(T_grad^γ + T_sync^γ)^(1/γ), and the part of it beyond T_grad; the order of nodes is all one."""
+        """(T_grad^γ + T_sync^γ)^(1/γ), and the part of it beyond T_grad; the order of nodes does not matter."""
         key = (counts, local_batch)
         known = self._times.get(key)
         if known is None:

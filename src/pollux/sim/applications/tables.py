@@ -22,7 +22,7 @@ class Row:
         self.path, self.line, self._values = path, line, values
 
     def get(self, field: str, parse: Callable[[str], Any], remedy: str) -> Any:
-        """The parsed value of a field; InvalidInput with the place for any other."""
+        """The parsed value of a field; InvalidInput with the place if parsing fails."""
         raw = self._values.get(field)
         if raw is None or raw.strip() == "":
             raise self.error(field, "" if raw is None else raw, f"is missing; {remedy}")

@@ -26,7 +26,7 @@ __all__ = ["CompletionBound", "completion_bound"]
 
 FloatArray = npt.NDArray[np.float64]
 
-# Total batches that are tried: so many between a batch and its double. The best lies between two of them; goodput is
+# How many total batches are tried between a batch and its double. The best lies between two of them; goodput is
 # so flat there that the margin covers what is missed.
 _PER_OCTAVE = 8
 _MARGIN = 1.002
@@ -36,8 +36,8 @@ _MARGIN = 1.002
 class CompletionBound:
     """The bound in seconds, and the two it is the larger of.
 
-    `alone`: every job has the whole cluster for itself, all the time. `shared`: the cluster is one machine that can
-    do nothing but hand out GPU-seconds, every job needs only the GPU-seconds of its most frugal configuration, and
+    `alone`: every job has the whole cluster for itself, all the time. `shared`: the cluster is one machine that
+    only hands out GPU-seconds, every job needs only the GPU-seconds of its most frugal configuration, and
     the shortest remaining goes first, which is the best order for one machine.
     """
 

@@ -38,7 +38,7 @@ def measure(
 
     Completion times (JCT) run from submission to finish; percentiles are linear between jobs. The makespan
     runs from the first submission to the last finish; utilisation is GPU time held, resizes included, over
-    GPU time there was in the makespan. A restart is any placement after a job's first. `ftf` is the ρ of
+    the GPU time of the makespan. A restart is any placement after a job's first. `ftf` is the ρ of
     `fairness`; a job is unfairly treated when ρ > 1. `classes` are those of `workloads.classes` that have jobs.
     """
     jobs = outcome.jobs
@@ -135,7 +135,7 @@ def configuration(
 
 
 def _options(policy: PolicyChoice) -> dict[str, Any]:
-    """Every option of a policy, also by default; a policy has its options as attributes."""
+    """Every option of a policy, defaults included; a policy has its options as attributes."""
     made = registry.create(policy.name, **policy.options)
     return {name: getattr(made, name) for name in sorted(registry.options(policy.name)) if hasattr(made, name)}
 

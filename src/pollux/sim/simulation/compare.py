@@ -52,7 +52,7 @@ def check_runs(
 ) -> None:
     """Refuse, before any run, a workload that would fail later, with the line at fault.
 
-    Where a policy keeps what users asked for, it must fit on the nodes their application was measured on.
+    If a policy keeps users' requests, they must fit on the nodes on which the application was measured.
     """
     rigid = [policy.name for policy in policies if registry.create(policy.name).batch == "fixed"]
     for workload in workloads:
@@ -138,7 +138,7 @@ def _run(index: int, workload: Workload, policy: PolicyChoice) -> RunOutcome:
         made = registry.create(policy.name, **policy.options)
         return simulate(workload, made, world.applications, world.settings, report)
     except UnknownName as error:
-        # Its constructor takes more than a message, so that it could not be unpickled.
+        # `UnknownName` takes more than a message, so it could not be unpickled.
         raise InvalidInput(str(error)) from None
 
 

@@ -1,6 +1,6 @@
-"""What goes wrong in a simulated world: measurements that err, reports that lie or lack, nodes that fail.
+"""What goes wrong in a simulated world: wrong measurements, false or missing reports, failing nodes.
 
-All of it is drawn from a seed and the job's name, so that a run repeats and policies meet the same troubles.
+All of it is drawn from a seed and the job's name, so that a run repeats and all policies meet the same disturbances.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Disturbances:
     """Sizes and rates; the defaults are a perfect world.
 
     `step_time` and `noise_scale` are the largest relative errors of measured step times and gradient noise, drawn
-    evenly for every measurement. `remaining_sigma` is the spread of a log-normal factor, one a job, on what it says it
-    has left; a share `silent` of the jobs says nothing, and a share `lying` always says that `lie` of its work is
+    evenly for every measurement. `remaining_sigma` is the spread of a log-normal factor, one a job, on its reported
+    remaining work; a share `silent` of the jobs reports none, and a share `lying` always reports `lie` of its work as
     left. `start_spread` is the largest relative error of pauses. A node fails every `node_hours` on average (0: never)
     and is back after `repair_seconds`; its jobs lose what they did since their last checkpoint, one every
     `checkpoint_seconds`.
@@ -51,7 +51,7 @@ class Disturbances:
 
 
 class JobDisturbance:
-    """The troubles of one job."""
+    """The disturbances of one job."""
 
     def __init__(self, world: Disturbances, seed: int, job_id: str) -> None:
         self._world = world
@@ -76,7 +76,7 @@ class JobDisturbance:
         return Efficiency(true.initial_batch, true.grad_sqr, true.grad_var * factor)
 
     def remaining(self, left: float, total: float) -> float | None:
-        """What the job says it has left, of what it really has."""
+        """The remaining work that the job reports; `left` is the true one."""
         if self.silent:
             return None
         return self._world.lie * total if self.lies else left * self._factor

@@ -47,7 +47,7 @@ class Sample:
 
 
 def _split(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
-    """A total batch on K GPUs, Eq. (G13); where it divides badly, single samples, as often as the maximum allows."""
+    """A total batch on K GPUs, Eq. (G13); if it divides badly, as many single samples as the maximum allows."""
     try:
         return split_total(total, num_gpus, limits)
     except InvalidInput:
@@ -136,11 +136,11 @@ class LearnedBatch:
 
     @property
     def model(self) -> GoodputModel | None:
-        """The current model, corrected by what it leaves of the measurements; the best batch is the same by both."""
+        """The current model, corrected by its residuals; the correction does not change the best batch."""
         return self._reported
 
     def measured_local_batch(self, placement: Placement) -> int | None:
-        """The local batch that was measured last, if that was on so many nodes and GPUs."""
+        """The local batch that was measured last, if on this many nodes and GPUs."""
         last, here = self._measured, (placement.num_nodes, placement.num_gpus)
         return None if last is None or last[:2] != here else last[2]
 
@@ -251,7 +251,7 @@ class SimulatedJob:
             self._record()
 
     def lose(self, checkpoint_seconds: float) -> None:
-        """Fall back to the last checkpoint, of which there is one at every change of GPUs and then at intervals."""
+        """Fall back to the last checkpoint; one is written at every change of GPUs and then at intervals."""
         if self.completed_at is not None or not self.placement:
             return
         ran = max(self.clock - self.placed_at, 0.0)

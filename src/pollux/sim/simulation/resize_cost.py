@@ -16,7 +16,7 @@ DEFAULT_RESIZE_SECONDS = 30.0
 """The default pause of every job, however large its state; `SimulationSettings.resize_seconds` replaces it."""
 
 DEFAULT_STATE_BYTES = 1.2e9
-"""For an application that does not say: 100 million parameters in float32 with Adam's two moments, 12 bytes each."""
+"""For an application without a size: 100 million parameters in float32 with Adam's two moments, 12 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PauseModel:
     """Pauses from bytes of state, in seconds; bandwidths in bytes per second.
 
     live(b) = live_seconds + b / network_bandwidth: replicas stay, agree on a step, regroup and send the state once.
-    restart(b) = start_seconds + 2 b / disk_bandwidth: written, processes anew, read. first = start_seconds.
+    restart(b) = start_seconds + 2 b / disk_bandwidth: write, start processes, read. first = start_seconds.
     The defaults: 0.3 s for regrouping and the first step (measured for small states on one machine: 0.03 to 1 s), 30 s
     for new processes on a cluster (as published systems have it), 2.5 GB/s (a 25 Gb/s network at 80 %), 1 GB/s a disk.
     """

@@ -59,7 +59,7 @@ class SimulationSettings:
 
     `interference` is the share of speed that a distributed job loses when another distributed job uses one of
     its nodes. `max_gpus_per_job` bounds adaptive jobs. `max_hours` ends a run that gets nowhere. `resize_seconds` is
-    how long a job stands still when its GPUs change; `auto`: as the model of `resize_cost` has it.
+    how long a job pauses when its GPUs change; `auto`: by the model of `resize_cost`.
     """
 
     num_nodes: int = 16
@@ -195,7 +195,7 @@ class _Run:
         return min(moments)
 
     def _break_and_repair(self, now: float) -> None:
-        """Nodes that fail by now, with what runs there, and those that are back."""
+        """Add nodes repaired by now; remove nodes that fail by now, with what runs there."""
         while self.repairs and self.repairs[0][0] <= now:
             self._apply(NodeAdded(now, self.repairs.pop(0)[1]))
         while self.next_failure is not None and self.next_failure[0] <= now:
@@ -433,8 +433,8 @@ def simulate(
 ) -> RunOutcome:
     """Run one workload under one policy; `progress(done, total)` is called as jobs end.
 
-    `record` hears every fact and what came of it. With `only_news`, reports that a service would keep as mere telemetry
-    (`Controller.is_news`) do not reach the controller. `disturbances` are what goes wrong; None: nothing.
+    `record` is called with every fact and its commands. With `only_news`, reports that a service would keep
+    as telemetry (`Controller.is_news`) do not reach the controller. `disturbances` are what goes wrong; None: nothing.
     """
     world = settings or SimulationSettings()
     return _Run(workload, policy, applications, world, progress, record, only_news, disturbances).run()

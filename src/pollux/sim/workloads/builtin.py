@@ -17,7 +17,7 @@ __all__ = ["builtin_applications", "builtin_workload"]
 
 
 def builtin_applications() -> dict[str, Application]:
-    """By name, from minutes to days of one GPU."""
+    """Applications by name, from minutes to days of one GPU."""
     applications = (_recsys(), _resnet_small(), _bert_tune(), _speech(), _detector(), _vit_large())
     return {application.name: application for application in applications}
 

@@ -1,7 +1,7 @@
 """Generated workloads: jobs that arrive as in a trace of a real cluster, or by a built-in distribution.
 
 What a trace tells of a job is its arrival, GPU time and GPU count; the GPU time chooses an application of
-that size, and `user_requests` what is asked for it. Of Python's generator only `random()` is used, whose stream is
+that size, and `user_requests` its GPUs and batch. Only `random()` of Python's generator is used, since its stream is
 promised to stay: a seed means one workload.
 """
 
@@ -214,7 +214,7 @@ def _synthetic(stream: random.Random, window: float) -> Iterator[_Arrival]:
     peak = _PEAK_SHARE * min(window, _DAY)
     while True:
         second = stream.random() * window
-        # From the nearest peak, be it the day's or the next day's.
+        # Counted from the nearest peak, of the same or another day.
         hours_off = ((second - peak) / 3600.0 + 12.0) % 24.0 - 12.0
         if stream.random() * 3.0 > 1.0 + 2.0 * math.exp(-(hours_off**2) / 8.0):
             continue

@@ -1,4 +1,4 @@
-"""A cluster's own history as a workload: each job becomes an application of what it learned and reported.
+"""A cluster's own history as a workload: each job becomes an application from what it learned and reported.
 
 `pollux.store.history` writes histories; docs/history.md describes the format.
 """
@@ -90,7 +90,7 @@ class History:
     def on(self, num_nodes: int, gpus_per_node: int) -> tuple[Workload, tuple[str, ...]]:
         """The jobs that a cluster of that size can run, and for each other job, why it cannot.
 
-        Who asked for more GPUs than there are, and does with fewer, asks for all that it can have.
+        A job that asked for more GPUs than there are, and can use fewer, asks for all that it can have.
         """
         jobs, left_out = [], []
         for job in self.workload.jobs:
@@ -321,7 +321,7 @@ def _application(life: _Life, gpu_type: str, queue: Queue | None) -> RecordedApp
 
 
 def _model(life: _Life) -> GoodputModel | None:
-    """The last reported model; measurements have newer ones than facts, which are significant reports only."""
+    """The last reported model; measurements hold newer models than facts, which are significant reports only."""
     found = life.record.goodput
     for row in reversed(life.rows):
         if isinstance(row.get("model"), dict):
@@ -349,7 +349,7 @@ def _read_row(life: _Life, row: Mapping[str, Any]) -> None:
 
 
 def _total_progress(life: _Life, model: GoodputModel, gpu_type: str) -> float:
-    """Useful samples of the whole training: as reported, else the first remaining work and that predicted before."""
+    """Useful samples of the whole training: as reported, else work predicted up to the first report, plus the rest."""
     if life.total is not None:
         return life.total
     before = life.stretches
@@ -378,7 +378,7 @@ def _noise(life: _Life, model: GoodputModel, work: float, total: float) -> Noise
         (statistics.fmean(share for share, _ in part), math.exp(statistics.fmean(log for _, log in part)))
         for _, part in sorted(parts.items())
     )
-    # The gradient was always zero, so that every batch is as good as the sum of its samples.
+    # The gradient was always zero, so that every batch has the full efficiency.
     points = points or ((0.0, 1e6 * model.limits.maximum),)
     return NoiseTable(points[0][1], points[-1][1], points=points)
 

@@ -31,8 +31,8 @@ class Users:
     def tuned(self, name: str) -> tuple[tuple[int, int], ...]:
         """The fastest batch of each GPU count with a sensible speed-up per GPU.
 
-        That is 0.5 to 0.8, over the best run on one GPU; if no count is in this range, the one that comes
-        nearest. Counts are those that people type, powers of two and six times these, up to 16 or a quarter
+        Sensible is 0.5 to 0.8, over the best run on one GPU; if no count has that, the nearest one is
+        taken. Counts are those that people type, powers of two and six times these, up to 16 or a quarter
         of the cluster. An application with a fixed configuration has only that one.
         """
         if name not in self._tuned:
