@@ -1,4 +1,4 @@
-"""The real-clock driver of the controller: engine, REST API, authentication. `serve` is the front door."""
+"""The real-clock driver of the controller: engine, REST API, authentication. `serve` starts them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DEFAULT_PORT", "Clock", "Engine", "ServiceSettings", "SystemClock", 
 
 
 def __getattr__(name: str) -> Any:
-    # An engine alone, as of `pollux run`, needs no web framework.
+    # An engine alone, as in `pollux run`, needs no web framework.
     if name == "create_app":
         from pollux.service.server.app import create_app
 

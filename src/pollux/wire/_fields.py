@@ -30,7 +30,7 @@ _MAX_RETRIES = 100
 _MAX_GRACE_SECONDS = 3600.0
 _MAX_CPUS = 100_000.0
 _SHORTEST_SECONDS = 1.0
-# The year 5138; beyond it, numbers are no seconds since 1970.
+# The year 5138; larger numbers are not seconds since 1970.
 _LATEST = 1e11
 
 

@@ -1,4 +1,4 @@
-"""Reads one YAML 1.2 document as plain values with their lines; without tags, anchors and repeated keys, with limits.
+"""Reads one YAML 1.2 document as plain values with their lines; refuses tags, anchors and repeated keys; has limits.
 
 Values are built from the parser's events, without recursion and without constructing objects.
 """
@@ -70,7 +70,7 @@ def _scalar(text: str) -> Any:
 
 
 def _joined(text: str) -> str:
-    """The text with surrogate pairs joined: JSON files, which are read here too, escape characters by them."""
+    """The text with surrogate pairs joined: JSON files, which are read here too, escape characters as pairs."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
@@ -140,7 +140,7 @@ class _Document:
         self._open.append(_Open(container, self._put(container, line)))
 
     def _put(self, value: Any, line: int) -> Path:
-        """Store the value in the open container; its path."""
+        """Store the value in the open container; returns its path."""
         if not self._open:
             self.value = value
             return ()

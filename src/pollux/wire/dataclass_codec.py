@@ -60,7 +60,7 @@ class Misfit(Exception):
 
 
 def instead_of(value: object, wanted: str) -> Misfit:
-    """The `Misfit` of a value in place of which `wanted` must be given."""
+    """The `Misfit` of a value; its remedy is to give `wanted`."""
     return Misfit(f"is {shown(value)}: give {wanted}")
 
 
@@ -110,7 +110,7 @@ SCALAR_READERS: Mapping[Any, Reader] = {
     float: read_number,
     type(None): _read_nothing,
 }
-"""The common readers; each use replaces those that it wants stricter or less strict."""
+"""The common readers; each use replaces some by stricter or less strict ones."""
 
 
 def as_it_is(value: Any, depth: int) -> Any:

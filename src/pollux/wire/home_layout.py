@@ -21,7 +21,7 @@ __all__ = [
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """The service's folder, absolute: `POLLUX_HOME`, or `~/.local/state/pollux` where that is unset or empty."""
+    """The service's folder, absolute: `POLLUX_HOME`, or `~/.local/state/pollux` if that is unset or empty."""
     named = environ.get("POLLUX_HOME", "")
     try:
         return (Path(named).expanduser() if named else Path.home() / ".local" / "state" / "pollux").absolute()
@@ -35,7 +35,7 @@ def service_file(home: Path) -> Path:
 
 
 def log_file(home: Path) -> Path:
-    """What a service in the background says."""
+    """The log of a service in the background."""
     return home / "service.log"
 
 

@@ -33,7 +33,7 @@ OnResize = Literal["live", "restart", "never"]
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """Batch sizes in samples; None where the script or the agent decides."""
+    """Batch sizes in samples; None if the script or the agent decides."""
 
     initial: int | None = None
     max: int | None = None
@@ -42,7 +42,7 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What each replica needs beside its GPU; 0: not counted. `gpu_types` empty: any.
+    """What each replica needs beside its GPU; 0: not counted. Empty `gpu_types`: any type.
 
     `mixed_types`: replicas may run on GPUs of different types at the same time.
     """
@@ -67,7 +67,7 @@ class JobRequest:
     """A job as it is submitted. `run` is the command and its arguments; `workdir` is absolute.
 
     Jobs of one `group` are one claimant. `deadline` is when it should have ended, in seconds since 1970.
-    `preemptible` None means: elastic jobs are, rigid ones (`on_resize` `never`, or one number of GPUs) are not.
+    If `preemptible` is None, elastic jobs are; rigid ones (`on_resize` `never`, or one number of GPUs) are not.
     """
 
     name: str
@@ -92,7 +92,7 @@ class JobRequest:
 
     @property
     def is_rigid(self) -> bool:
-        """Whether it must keep its GPUs once it has them: `on_resize` says so, or by default for one number of GPUs."""
+        """Whether it must keep its GPUs once it has them: by `on_resize`, or by default with one number of GPUs."""
         if self.on_resize is None:
             return self.min_gpus == self.max_gpus
         return self.on_resize == "never"
@@ -101,8 +101,8 @@ class JobRequest:
     def allows_live(self) -> bool:
         """Whether its user allows live resizes: it is elastic, and `on_resize` is not `restart`.
 
-        Its agent reports whether they are possible; without an agent, the job restarts. Whether its next resize is
-        tried live: `JobRecord.moves_live`.
+        Its agent reports whether they are possible; without an agent, the job restarts. `JobRecord.moves_live` says
+        whether its next resize is tried live.
         """
         return not self.is_rigid and self.on_resize != "restart"
 

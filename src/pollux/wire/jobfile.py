@@ -77,8 +77,8 @@ def read_job_file(path: str | os.PathLike[str]) -> JobRequest:
 def parse_job(mapping: object, workdir: str | None = None, where: str = "job", name: str | None = None) -> JobRequest:
     """The job of a mapping with the keys of the job file, such as the body of a request.
 
-    Folders are relative to `workdir`; None: the mapping must name an absolute one. Errors begin with `where`. Without
-    a name, the job gets `name`, or the name of its command.
+    Folders are relative to `workdir`; None: the mapping must name an absolute one. Errors begin with `where`. A job
+    without a name gets `name`, or the name of its command.
     """
     base = None if workdir is None else os.path.abspath(workdir)
     return _parse(Entry(mapping, Origin(where)), base, name)
@@ -120,7 +120,7 @@ def job_to_mapping(request: JobRequest) -> dict[str, Any]:
 
 
 def check_paths(request: JobRequest) -> tuple[str, ...]:
-    """An error for each of folder, command and Python script that is not on this machine."""
+    """An error for each part that this machine lacks: folder, command, Python script."""
     if not os.path.isdir(request.workdir):
         what = "is not a folder" if os.path.exists(request.workdir) else "does not exist"
         return (f"{request.name}: workdir {request.workdir} {what}: create it, or name another",)

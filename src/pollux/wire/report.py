@@ -31,7 +31,7 @@ LARGEST_SECONDS = 1e9
 """The longest time of a part of a step, in seconds."""
 
 MOST_ERROR_CHARACTERS = 500
-"""No `checkpoint_error` is longer."""
+"""The most characters of a `checkpoint_error`."""
 
 LARGEST_BATCH = 10**12
 """The largest batch of a model, in samples."""
@@ -63,7 +63,7 @@ class ModelReport:
     `parameters` are the seven of the published throughput model (αc βc αn βn αr βr γ) on `gpu_type`; `grad_sqr` and
     `grad_var` make the efficiency (1 and 0: exact mode, efficiency counts from the initial batch only).
     Batches are in samples, at most `LARGEST_BATCH`; parameters but γ in seconds, at most `LARGEST_SECONDS`. At most 32
-    `places` say what measurements correct of it.
+    `places` say how measurements correct it.
     """
 
     parameters: tuple[float, ...]
@@ -86,7 +86,7 @@ class Report:
     `efficiency` useful samples per sample, `goodput` useful samples per second. `resize_seconds` is the measured
     pause of this job's last re-allocation, `resize_kind` its kind: "grow", "shrink", "move", "recover" (all live) or
     "restart"; empty if it is unknown. `live`: the job can follow live resizes. `checkpoint_seconds` is the time in
-    which the newest checkpoint was written, `checkpoint_error` why the last one could not be, else empty. `final` marks
+    which the newest checkpoint was written, `checkpoint_error` why the last attempt failed, else empty. `final` marks
     the last report of a job that is done. Numbers are zero, or from `SMALLEST_NUMBER` to `LARGEST_NUMBER` in size; a
     larger loss or metric counts as unknown.
     """

@@ -10,7 +10,7 @@ __all__ = ["Eta", "JobStatus", "NodeStatus", "Plan", "QueueStatus", "ReasonStatu
 
 @dataclass(frozen=True, slots=True)
 class Eta:
-    """When a job is expected to end: with the GPUs it holds (None: none), and as an interval under what it may get."""
+    """When a job is expected to end: on the GPUs it holds (None: none), and as an interval for what it may get."""
 
     low: float
     high: float
@@ -106,7 +106,7 @@ class Plan:
 class NodeStatus:
     """One node: its GPUs (or CPU slots, `gpu_type` `cpu`), and how many each job holds.
 
-    One that is `set_aside` takes nothing new, for the reason that stands there; empty where it is used.
+    `set_aside` is the reason why the node takes nothing new; empty if the node is in use.
     """
 
     id: str

@@ -111,9 +111,9 @@ class Sessions:
         self._tell((digest,))
 
     def watch(self, session_id: str, tell: Callable[[], None]) -> Callable[[], None]:
-        """Have `tell` called, in any thread, once somebody ends a session; what is returned ends the watch.
+        """Call `tell`, in any thread, once somebody ends a session; the returned function ends the watch.
 
-        A session that grows too old ends by itself, and nobody is told: ask `find` from time to time.
+        A session that grows too old ends without a call: ask `find` from time to time.
         """
         digest, number = self._digest(session_id), next(self._numbers)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Time that has passed for jobs: jumps of the machine's clock are told from it, and run times are measured.
+"""The time that passed for jobs: jumps of the machine's clock are left out, and run times are measured.
 
 Called by the engine. `settings.clock` is the clock itself.
 """

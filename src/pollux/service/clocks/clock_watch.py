@@ -1,4 +1,4 @@
-"""Jumps of the machine's clock: suspects until they have lasted, then left out of all that is measured."""
+"""Jumps of the machine's clock: once a jump has lasted, it is left out of all measurements."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["CONFIRMED_SECONDS", "ClockWatch"]
 _log = logging.getLogger("pollux.service")
 
 CONFIRMED_SECONDS = 600.0
-"""A jump forward counts once the machine's clock has gone on from there for so long."""
+"""A jump forward counts once the machine's clock has run on from there for this time."""
 
-# An absence that is worth a fact.
+# A longer absence becomes a fact.
 _AWAY_SECONDS = 86400.0
 _SETTING = "clock"
-# By how much the clock may differ from the one that was kept.
+# The clock may differ from the stored one by this much.
 _CLOSE_SECONDS = 1.0
 
 Skip = Callable[[float, bool], bool]
-"""Records seconds that have not passed for jobs (and whether the service was away); whether that was written."""
+"""Records seconds that did not pass for jobs (and whether the service was away); returns whether it did."""
 
 
 class ClockWatch:
     """Compares the service's clock with the machine's. Called by the engine's thread.
 
-    What the clock shows is kept with the machine's start that it belongs to, so that a jump between two services on
-    one start of the machine is noticed as well. A start of the machine is no jump: there is nothing to compare with.
+    The clock's state is stored with the id of the machine's boot, so that a jump between two services in one boot is
+    noticed as well. After a new boot there is nothing to compare with.
     """
 
     def __init__(self, clock: SystemClock, store: Store) -> None:
@@ -51,14 +51,14 @@ class ClockWatch:
             clock.resume(self._kept)
 
     def begin(self, newest_at: float, skip: Skip) -> None:
-        """Begin: `newest_at` is when the newest fact happened, 0 where there is none."""
+        """Begin: `newest_at` is when the newest fact happened, 0 if there is none."""
         self.keep()
         away = self._clock.now() - newest_at
         if newest_at > 0.0 and away > _AWAY_SECONDS:
             skip(away, True)
 
     def look(self, skip: Skip) -> None:
-        """Look for a jump, and go forward by one that has lasted."""
+        """Look for a jump; set the clock forward by one that has lasted."""
         late, uptime = self._clock.late(), self._clock.uptime()
         if late <= FOLLOWED_SECONDS:
             if self._jumped_to is not None:
@@ -82,7 +82,7 @@ class ClockWatch:
             _log.warning("the service's clock went forward by %.0f s, as the machine's did", late)
 
     def keep(self) -> None:
-        """Keep what the clock shows for the next service."""
+        """Store the clock's state for the next service."""
         self._kept = self._clock.ahead
         try:
             self._store.set_setting(_SETTING, json.dumps([self._boot, self._kept]))

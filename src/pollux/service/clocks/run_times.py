@@ -1,4 +1,4 @@
-"""For how long jobs have run, as their backend measured it: time limits go by that, not by the service's clock."""
+"""How long jobs have run, as their backend measured it: time limits use that, not the service's clock."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pollux.controller import JobRan, JobRecord
 
 __all__ = ["RunTimes"]
 
-# The run time of a job with a time limit is a fact this often: another machine may have to go on from it.
+# The run time of a job with a time limit becomes a fact this often: another machine may have to go on from it.
 _KEPT_SECONDS = 300.0
-# A clock that differs by no more than this need not be put right.
+# A difference of no more than this needs no correction.
 _CLOSE_SECONDS = 5.0
 
 
@@ -23,14 +23,14 @@ class RunTimes:
         self._kept_at: float | None = None
 
     def corrected(self, record: JobRecord, at: float) -> JobRan | None:
-        """What was measured, where it differs from what the clock shows; None where it does not, or nobody measured."""
+        """The measured run time, if it differs from the clock's; None if it does not, or none was measured."""
         ran = self._measured(record, at)
         return None if ran is None or not _differs(record, at, ran.seconds) else ran
 
     def known(self, record: JobRecord, at: float, newest_at: float) -> JobRan | None:
         """The same for a job whose processes are gone: without a measurement it ran until the newest fact at most.
 
-        Whoever was there last wrote that fact; what was between then and now nobody knows.
+        The last service wrote that fact; nobody knows what happened since then.
         """
         if record.running_since is None:
             return None

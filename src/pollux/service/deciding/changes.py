@@ -17,7 +17,7 @@ from pollux.core import Decision, JobView, Placement, Snapshot
 
 __all__ = ["DecisionReader", "DecisionWriter", "KeptMemory", "SnapshotReader", "SnapshotWriter", "memory_of"]
 
-# Pickling is one operation for the interpreter, which no other thread can interrupt; so many values take about 0.3 ms.
+# Pickling is one operation for the interpreter, which no other thread can interrupt; this many take about 0.3 ms.
 _AT_ONCE = 64
 _FIELDS = tuple(field.name for field in fields(JobView))
 _PRIOR = _FIELDS.index("prior")
@@ -95,7 +95,7 @@ class SnapshotWriter:
         return _dumps(parts)
 
     def _number_priors(self, rows: Iterable[tuple[Any, ...]]) -> dict[int, object]:
-        """Give each prior a number: all jobs of a kind share one, and it is large. The new ones by number."""
+        """Give each prior a number: it is large, and all jobs of a kind share one. Returns the new priors by number."""
         used: dict[int, tuple[int, object]] = {}
         new: dict[int, object] = {}
         for row in rows:
@@ -112,7 +112,7 @@ class SnapshotWriter:
         return new
 
     def _changed(self, rows: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, bool, dict[int, Any]]]:
-        """Jobs that are new, or of which something is: (id, new, values by the number of the field)."""
+        """Jobs that are new or have changed: (id, new, values by the number of the field)."""
         for job_id, row in rows.items():
             before = self._values.get(job_id)
             if before is None:
@@ -194,7 +194,7 @@ class DecisionWriter:
     """Writes decisions, in the decision process."""
 
     def write(self, decision: Decision, snapshot: Snapshot, number: int) -> bytes:
-        """The decision about that snapshot; its memory gets the number. Placements that stay are only named."""
+        """The decision about that snapshot; its memory gets the number. Unchanged placements are only named."""
         placed = ((job_id, None if place == snapshot.running.get(job_id) else place)
                   for job_id, place in decision.allocation.items())  # fmt: skip
         return _dumps(

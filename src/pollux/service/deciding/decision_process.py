@@ -1,4 +1,4 @@
-"""The decision process as the service sees it: started, asked, watched while it thinks, and ended."""
+"""The decision process as the service sees it: started, asked, watched while it computes, and ended."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pollux.service.deciding.worker import DECIDED, FAILED, READY
 __all__ = ["COMMAND", "DecisionProcess", "PolicyFailed", "ProcessLost", "Watch"]
 
 COMMAND = (sys.executable, "-P", "-c", "from pollux.service.deciding.worker import main; main()")
-"""What is run; the number of the service's process and that of a socket follow."""
+"""The command of the process; the service's process id and the number of a socket follow."""
 
 _LOOK_SECONDS = 1.0
-# A process that thinks uses the processor, also on a machine that is overloaded; one that hangs does not.
+# A process that computes uses the processor, even on an overloaded machine; one that hangs does not.
 _IDLE_SECONDS = 60.0
 # The published genetic search takes half a minute for 1,000 jobs.
 _LONGEST_SECONDS = 900.0
@@ -40,7 +40,7 @@ class PolicyFailed(PolluxError):
 class Watch:
     """Raises ProcessLost when a process that should answer hangs: no processor time for a while, or far too much.
 
-    `used` gives the seconds of processor time that it has had, None where nobody counts them; then all time counts.
+    `used` gives its seconds of processor time; None if the system does not count them, and then all time counts.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Watch:
         self.begin()
 
     def begin(self) -> None:
-        """It is asked now."""
+        """Note that the process is asked now."""
         self._active_at = self._began_at = self._clock()
         self._at_begin = self._last = self._used()
 
     def look(self) -> None:
-        """It has not answered yet."""
+        """Check the process, which has not answered yet."""
         now, used = self._clock(), self._used()
         if used is None or self._at_begin is None:
             spent, idle = now - self._began_at, 0.0
@@ -75,7 +75,7 @@ class Watch:
 
 
 def _processor_seconds(pid: int) -> float | None:
-    """Processor time of a process so far; None where the system does not tell."""
+    """Processor time of a process so far; None if the system does not say."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rsplit(b")", 1)[1].split()
@@ -87,7 +87,7 @@ def _processor_seconds(pid: int) -> float | None:
 class DecisionProcess:
     """One process. All calls come from the thread that made it, except `kill`.
 
-    Where it cannot be started OSError is raised; where it ends, ProcessLost. It ends at the latest with that thread.
+    OSError if it cannot be started, ProcessLost if it ends. It ends at the latest with that thread.
     """
 
     def __init__(self, policy: bytes, command: tuple[str, ...] = COMMAND) -> None:
@@ -125,7 +125,7 @@ class DecisionProcess:
             raise
 
     def is_ready(self, wait: bool = False) -> bool:
-        """Whether it can be asked; with `wait`, once it can be."""
+        """Whether it can be asked; with `wait`, waits until it can."""
         if self._is_ready:
             return True
         with self._told_when_lost():
@@ -138,7 +138,7 @@ class DecisionProcess:
         return True
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """What the policy answers; PolicyFailed where it raises an error."""
+        """The policy's answer; PolicyFailed if the policy raises an error."""
         self.is_ready(wait=True)
         with self._told_when_lost():
             self._watch.begin()
@@ -152,7 +152,7 @@ class DecisionProcess:
         raise PolicyFailed(answer[len(FAILED) :].decode(errors="replace"))
 
     def kill(self) -> None:
-        """Have it end; whoever waits for it is told that it is lost. Callable from any thread."""
+        """Kill the process; a thread that waits for it gets ProcessLost. Callable from any thread."""
         self._process.kill()
 
     def end(self) -> None:

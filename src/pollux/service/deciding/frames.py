@@ -13,7 +13,7 @@ _CHUNK = 1 << 20
 
 
 class Frames:
-    """One end of the line. While it waits, `look` is called every `seconds`; it may raise."""
+    """One end of the socket. While it waits, it calls `look` every `seconds`; `look` may raise."""
 
     def __init__(self, line: socket.socket, look: Callable[[], None] | None = None, seconds: float = 1.0) -> None:
         self._line = line
@@ -21,7 +21,7 @@ class Frames:
         line.settimeout(None if look is None else seconds)
 
     def send(self, message: bytes) -> None:
-        """Send one message; OSError where the other end is gone."""
+        """Send one message; OSError if the other end is gone."""
         rest = memoryview(_LENGTH.pack(len(message)) + message)
         while rest:
             try:
@@ -30,7 +30,7 @@ class Frames:
                 self._waits()
 
     def receive(self) -> bytes:
-        """The next message; EOFError where the other end has closed."""
+        """The next message; EOFError if the other end has closed."""
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return self._exactly(length)
 
@@ -52,7 +52,7 @@ class Frames:
             self._look()
 
     def has_news(self) -> bool:
-        """Whether something has come, or the other end has closed; without waiting."""
+        """Whether data has come, or the other end has closed; does not wait."""
         before = self._line.gettimeout()
         self._line.settimeout(0.0)
         try:

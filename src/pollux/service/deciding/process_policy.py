@@ -1,4 +1,4 @@
-"""A policy that is asked in a process of its own as soon as its decisions take long; the same decisions as here."""
+"""A policy that gets a process of its own as soon as its decisions take long; the decisions stay the same."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["LONG_SECONDS", "ProcessPolicy"]
 _log = logging.getLogger("pollux.service")
 
 LONG_SECONDS = 0.005
-"""A decision of so much processor time is worth a process: nobody shall notice that a request waited for it."""
+"""A decision that takes this much processor time gets a process, so that requests do not wait for it."""
 
 # After a process could not be started, the next attempt is this much later.
 _RETRY_SECONDS = 300.0
 
 
 class ProcessPolicy:
-    """Asks `policy` in this process until a decision takes `long_seconds`, from then on in one that is kept for it.
+    """Asks `policy` in this process until a decision takes `long_seconds`, then in a process that is kept for it.
 
-    A process that ends, or hangs, is told in the log and replaced, and the new one is asked the same once. Where none
-    can be started, decisions are made here. All calls come from one thread, except `close`.
+    A process that ends or hangs is logged and replaced, and the new one is asked the same once. If none can be
+    started, decisions are made here. All calls come from one thread, except `close`.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class ProcessPolicy:
         self._clock = clock
         self._process: DecisionProcess | None = None
         self._is_wanted = long_seconds <= 0.0
-        # Until the first one is ready decisions are made here. After one was lost they are not: what ended that process
-        # might end this one as well.
+        # Until the first process is ready, decisions are made here. After a loss they are not: what ended that process
+        # might end the service as well.
         self._is_waited_for = False
         self._not_before = -math.inf
         self._closing = threading.Lock()
@@ -69,12 +69,12 @@ class ProcessPolicy:
 
     @property
     def pid(self) -> int | None:
-        """The number of the decision process; None where there is none."""
+        """The id of the decision process; None if there is none."""
         process = self._process
         return None if process is None else process.pid
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Divide the cluster. Unreachable once it is closed."""
+        """Divide the cluster; Unreachable after `close`."""
         process = self._ready_process()
         if process is None:
             return self._decide_here(snapshot)
@@ -99,7 +99,7 @@ class ProcessPolicy:
             raise
 
     def _ready_process(self) -> DecisionProcess | None:
-        """The process to ask; None where there is none, or the first one is not ready yet."""
+        """The process to ask; None if there is none, or the first one is not ready yet."""
         self._refuse_if_closed()
         if self._process is None and self._is_wanted and self._clock() >= self._not_before:
             self._begin_process()
@@ -115,7 +115,7 @@ class ProcessPolicy:
         try:
             written = pickle.dumps(self._policy)
         except Exception as error:
-            # One that was written in a test, for instance.
+            # A policy that was written in a test, for instance.
             self._is_wanted = False
             _log.warning("policy '%s' cannot be given to a process of its own (%s): it decides here", self.name, error)
             return

@@ -1,6 +1,6 @@
 """What runs in the decision process: reads snapshots, asks the policy, writes decisions.
 
-It holds nothing that the service could not give another one: it may be killed at any moment. It ends with the service.
+The service can give another process all that this one holds: it may be killed at any time. It ends with the service.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def serve(frames: Frames) -> None:
 
 
 def main() -> None:
-    """Serve the parent: the arguments are its number and that of the socket it left open."""
+    """Serve the parent: the arguments are its process id and the number of the socket it left open."""
     parent, descriptor = int(sys.argv[1]), int(sys.argv[2])
-    # Signals to the whole group mean the service, which may still need decisions while it stops.
+    # Signals to the whole group are for the service, which may still need decisions while it stops.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         die_with_parent(parent)
         name_this("pollux-decides")
-    # What a policy prints belongs into the service's log, not between messages.
+    # What a policy prints belongs in the service's log, not between messages.
     with contextlib.suppress(OSError):
         os.dup2(2, 1)
     with contextlib.suppress(EOFError, ConnectionError):

@@ -37,7 +37,7 @@ class Admission:
         self.check_store(request)
 
     def _refusal(self, why: str, lacks_folder: bool) -> InvalidInput:
-        """A folder that is sent along lies in the home: that helps where the home is the same on all nodes."""
+        """The error. Sending the folder along puts it in the home, which helps if all nodes share the home."""
         if lacks_folder and not self._backend.refuses((str(self._settings.home),)):
             return WorkdirMissing(f"{why}; {_SHIP}")
         return InvalidInput(why)

@@ -92,7 +92,7 @@ class DecisionThread:
         return waiting.answer
 
     def stop(self) -> None:
-        """End when the policy has answered, at once where it is asked in a process; plans that wait are refused."""
+        """End when the policy has answered, or at once if it has a process; waiting plans are refused."""
         with self._changed:
             self._stopped = True
             self._decisions.clear()

@@ -1,6 +1,6 @@
 """The service without HTTP: all its operations.
 
-All methods may be called from any thread. What changes something, or is read in the engine's thread, is a future.
+All methods may be called from any thread. Those that change something, or read in the engine's thread, return a future.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def pipeline(self) -> EventPipeline:
-        """What happens to events; its state belongs to the engine's thread."""
+        """The pipeline of events; its state belongs to the engine's thread."""
         return self.loop.pipeline
 
     @property
@@ -238,7 +238,7 @@ class Engine:
         return self.loop.request(effects, lambda: self.job(job_id))
 
     def _record(self, job_id: str) -> JobRecord:
-        """A job as it is now; one that was submitted a moment ago is not on the board yet."""
+        """A job as it is now; a job that was just submitted is not on the board yet."""
         known = self.pipeline.controller.jobs.get(job_id)
         return self.views.board.get(job_id).record if known is None else known
 
@@ -288,7 +288,7 @@ class Engine:
         return self._change_node(node_id, lambda at: NodeSetAside(at, node_id, why or "by an operator"))
 
     def take_node_back(self, node_id: str) -> Future[NodeStatus]:
-        """Use a node again that was set aside."""
+        """Use a set-aside node again."""
         return self._change_node(node_id, lambda at: NodeTakenBack(at, node_id))
 
     def _change_node(self, node_id: str, event: Callable[[float], Event]) -> Future[NodeStatus]:

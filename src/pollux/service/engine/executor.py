@@ -116,7 +116,7 @@ def _is_sent_live(command: ResizeJob, jobs: Mapping[str, JobRecord]) -> bool:
 
 
 def stopped_at(record: JobRecord, now: float) -> float | None:
-    """When the pause of a restart begins, whose end the agent reports; None for a job that never ran before.
+    """When the pause of a restart begins; the agent reports its end. None for a job that never ran before.
 
     It begins with the decision to start, since the time without GPUs does not count.
     """

@@ -21,8 +21,8 @@ __all__ = ["Forecast", "plan_of"]
 class Forecast:
     """A job and a snapshot that has it, taken in the engine's thread; the policy is asked elsewhere.
 
-    `is_draft`: nobody but this forecast knows of the job. `undecided` are jobs that came before it, hold nothing, and
-    that no decision has been about yet.
+    `is_draft`: only this forecast knows of the job. `undecided` are earlier jobs that hold no GPUs and that no
+    decision has covered yet.
     """
 
     record: JobRecord

@@ -85,8 +85,8 @@ class LaunchContext:
     """The common parts of all launches of a service.
 
     `url` is where agents report, None: nowhere. `ca` is the certificate that they trust there, as text, for replicas
-    that may not see its file in `home`. `notice_seconds` is how long before nodes are taken back their jobs are told;
-    None where nodes are not taken back, or that is not known.
+    that may not see its file in `home`. `notice_seconds` is how long before the loss of a node its jobs are told;
+    None if nodes are not taken back, or it is unknown.
     """
 
     home: Path

@@ -1,6 +1,6 @@
 """The engine's thread and its queue: waits for requests, has them processed in batches, and stops at the end.
 
-The policy runs in a second thread. What happens to an event is in `pipeline`; what can be asked is in `engine`.
+The policy runs in a second thread. `pipeline` processes events; `engine` has the operations.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class EngineLoop:
     def move_clock(self, move: Callable[[], None]) -> None:
         """Call `move`, which moves the clock, in the engine's thread between two requests.
 
-        Moved by another thread, the time would change while the engine still works at what was due before.
+        If another thread moved it, the time would change while the engine still works on what was due.
         """
         done: Future[None] = Future()
 

@@ -119,7 +119,7 @@ class EventPipeline:
         if not self.stopping:
             for record in todo.start:
                 if self._is_first:
-                    # The machine was off, perhaps: nobody knows for how long the job ran beyond what was written.
+                    # The machine may have been off: nobody knows how long the job ran after the last fact.
                     self._record(self._run_times.known(record, self.now(), self.newest_at))
                 since = stopped_at(record, self.now())
                 self._executor.start(record, record.generation, record.placement, stopped_at=since)
@@ -150,7 +150,7 @@ class EventPipeline:
         return self._last_at
 
     def skip_time(self, seconds: float, away: bool) -> bool:
-        """Leave out seconds by which the clock is to go forward, or did while nobody was here; whether written."""
+        """Leave out seconds by which the clock will jump, or did while no service ran; returns whether it did."""
         at = self.now() if away else self.now() + seconds
         asked = EngineRequest(lambda _: Effects(TimeSkipped(at, seconds, away)), lambda: None)
         self.process([asked])
@@ -183,7 +183,7 @@ class EventPipeline:
             self._set_suspects_aside()
 
     def _applied(self, requests: Sequence[EngineRequest], now: float) -> Batch:
-        """The requests that the controller took; the others are answered with what is wrong."""
+        """The requests that the controller accepted; the others are answered with their errors."""
         batch = Batch()
         for request in requests:
             try:
@@ -282,7 +282,7 @@ class EventPipeline:
         return event_of(heard, self.now(), self.controller, self.views.reported_done)
 
     def run_of(self, heard: BackendEvent) -> JobRan | None:
-        """For how long replicas ran that have ended, where the clock shows another time; it comes before their end."""
+        """How long ended replicas ran, if the clock shows another time; this event comes before their end."""
         record = self.controller.jobs.get(heard.job_id) if isinstance(heard, ReplicasEnded) else None
         if record is None or not isinstance(heard, ReplicasEnded) or heard.generation != record.generation:
             return None
@@ -317,7 +317,7 @@ class EventPipeline:
         return True
 
     def keep_run_times(self) -> None:
-        """Every few minutes, make facts of how long jobs with a time limit have run."""
+        """Every few minutes, write as facts how long jobs with a time limit have run."""
         for ran in [] if self.stopping else self._run_times.to_keep(self.controller.active.values(), self.now()):
             self._record(ran)
 

@@ -27,7 +27,7 @@ _NUMBERS = (
 _NOT_NEGATIVE = ("total_progress", "resize_seconds")
 
 
-# By how much a pause may seem to be longer than it can have been.
+# A pause may seem this much longer than it can have been.
 _CLOCKS_DIFFER_SECONDS = 600.0
 
 
@@ -38,7 +38,7 @@ def check_report(record: JobRecord, report: Report) -> None:
     if fault is not None:
         raise InvalidInput(f"job '{record.spec.id}' reports {fault}")
     if report.model is not None and report.generation != record.generation:
-        # A model that is used is checked when it is made; one that is not must be valid, too.
+        # A model in use is checked when it is made; an unused one must be valid, too.
         model_from(report.model)
 
 
@@ -116,7 +116,7 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
 
 
 def _restart_pause(record: JobRecord, report: Report, at: float) -> float | None:
-    """The pause of a restart, which only the job itself knows; the backend reports that of a live resize."""
+    """The pause of a restart, which only the job itself knows; the backend reports the pause of a live resize."""
     if report.resize_seconds is None or report.resize_kind in LIVE_KINDS:
         return None
     # A pause that began before the job had its GPUs was measured by a clock that somebody has moved.

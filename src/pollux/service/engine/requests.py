@@ -36,7 +36,7 @@ class EngineRequest:
 
 @dataclass(slots=True)
 class Batch:
-    """Requests that are written together: `accepted` were not refused, `reading` are those of them without effects."""
+    """Requests that are written together: `accepted` were not refused, `reading` are accepted ones without effects."""
 
     events: list[Event] = field(default_factory=list)
     rows: list[TelemetryRow] = field(default_factory=list)

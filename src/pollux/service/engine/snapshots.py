@@ -68,7 +68,7 @@ class Snapshots:
 
     @property
     def is_due(self) -> bool:
-        """Whether there are so many new facts, or some and so many minutes passed, that a snapshot is to be written."""
+        """Whether a snapshot is due: many facts are new, or some are new and the last snapshot is old."""
         now = self._clock()
         if now < self._not_before:
             return False
@@ -82,7 +82,7 @@ class Snapshots:
         return self._store.revision != self._revision
 
     def writing(self, controller: Controller, keep_after: float) -> Callable[[], None]:
-        """What writes a snapshot of this moment and drops facts up to `keep_after`; it may be called in any thread."""
+        """A function that writes a snapshot of this moment and drops facts up to `keep_after`, in any thread."""
         revision, state = self._store.revision, controller.state_later()
 
         def write() -> None:

@@ -1,8 +1,8 @@
-"""Work on files and folders of others, in threads that requests can give up.
+"""Work on files and folders of others, in threads that requests can abandon.
 
-A file system that hangs keeps whoever asks it, and no call ends that. Such work has threads of its own, so few that
-they cannot use the machine up, and a time limit: what cannot be had in time is told in one line, and everybody else is
-served.
+A file system that hangs blocks the thread that uses it, and no call ends that. So such work has a time limit and a few
+threads of its own, which cannot exhaust the machine. A request that runs out of time gets a one-line error; all others
+are served.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Piece:
 
 
 class ThreadsToGiveUp:
-    """Runs work in at most so many threads at once, and at most two of one key, such as a job.
+    """Runs work in `most_threads` threads at most, `most_of_one` of them for one key, such as a job.
 
     Threads that hang do not keep the process from ending. May be used from any event loop and thread.
     """
@@ -45,7 +45,7 @@ class ThreadsToGiveUp:
         self._running: Counter[Hashable] = Counter()
 
     async def run(self, what: str, key: Hashable, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; Unreachable, which names `what`, where that takes too long."""
+        """What `work` returns or raises; Unreachable, which names `what`, if that takes too long."""
         future = self._submit(what, _Piece(key, work, Future()))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), self.seconds)
@@ -68,7 +68,7 @@ class ThreadsToGiveUp:
             threading.Thread(target=self._do, args=(piece,), name="pollux-foreign-read", daemon=True).start()
 
     def _next(self) -> _Piece | None:
-        """Something that waits and may run now, counted as running; None where there is nothing."""
+        """A waiting piece that may run now, counted as running; None if there is none."""
         with self._lock:
             if self._running.total() >= self._most_threads:
                 return None
@@ -81,7 +81,7 @@ class ThreadsToGiveUp:
 
     def _do(self, piece: _Piece) -> None:
         try:
-            # Nobody waits any more for what was cancelled.
+            # Nobody waits for cancelled work any more.
             if piece.future.set_running_or_notify_cancel():
                 try:
                     piece.future.set_result(piece.work())
@@ -95,7 +95,7 @@ class ThreadsToGiveUp:
 
 
 class ForeignReads:
-    """The threads of a service, by what they touch, so that one that hangs is not in the way of the others.
+    """The threads of a service, grouped by what they access, so that a group that hangs does not delay others.
 
     `home`: logs and receipts, which jobs write. `folders`: working folders and stores of checkpoints of jobs that are
     submitted, anywhere. `packages`: working folders that are sent along.

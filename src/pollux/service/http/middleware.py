@@ -20,7 +20,7 @@ from pollux.wire.codec import MAX_BODY_BYTES
 __all__ = ["OPEN_PATHS", "PEER_KEY", "SECURITY_HEADERS", "Guard", "check_scope", "error_body"]
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs.css", "/openapi.json"})
-"""What anybody who reaches the service may read, beside the page's own files: it says nothing about jobs."""
+"""Paths that anybody may read, beside the page's own files: they say nothing about jobs."""
 
 SECURITY_HEADERS = {
     "content-security-policy": (
@@ -36,12 +36,12 @@ SECURITY_HEADERS = {
 """Sent with every answer: no foreign script, style or frame, and nothing inline."""
 
 PEER_KEY = "pollux.peer"
-"""Where the server puts the peer of a connection into a request's `state`, to hear when it has shown a token."""
+"""The key of a request's `state` under which the server puts the `Peer`, to learn when it has shown a token."""
 
 _ADDED = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _READING = ("GET", "HEAD", "OPTIONS")
 _SESSION_PATH = "/v1/session"
-# Anybody may try to sign in: what that takes is one token.
+# Anybody may try to sign in, and needs only send a token.
 _MAX_SIGN_IN_BYTES = 8192
 
 Scope = MutableMapping[str, Any]
@@ -59,7 +59,7 @@ def error_body(code: str, message: str, retryable: bool = False) -> bytes:
 class Guard:
     """Refuses foreign host names (DNS rebinding), unknown tokens, foreign pages (CSRF) and bodies above the limit.
 
-    `close` ends what requests have begun and left running; it must be called at the end.
+    `close` ends work that requests have left running; it must be called at the end.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Guard:
         return caller
 
     def _signed_in(self, method: str, headers: Mapping[bytes, bytes]) -> Caller | None:
-        """Who is signed in at the browser that asks; None: nobody. Refuses what another page than ours has sent."""
+        """The person signed in at the browser, if there is one. Refuses requests from other pages than ours."""
         if self._sessions is None:
             return None
         session_id = self._sessions.id_in(_text(headers.get(b"cookie")))
@@ -130,13 +130,13 @@ def _is_open(method: str, path: str) -> bool:
 
 
 def _arrived_at(scope: Scope) -> str | None:
-    """The address of this machine that the request came to; None where that is not known."""
+    """The address of this machine that the request came to; None if it is unknown."""
     server = scope.get("server")
     return None if server is None else str(server[0])
 
 
 def _tell_known(scope: Scope) -> None:
-    """The connection of whoever has shown a token is not among those that go first where there are too many."""
+    """Note a peer that has shown a token: its connection is not among the first to be dropped."""
     peer = (scope.get("state") or {}).get(PEER_KEY)
     if peer is not None and scope["pollux.caller"] is not None:
         peer.know()

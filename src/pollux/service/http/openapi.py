@@ -1,4 +1,4 @@
-"""The API described: an OpenAPI document made from the operations, and a page that loads nothing from elsewhere."""
+"""The API's description: an OpenAPI document made from the operations, and a page that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLE = (
     "color-scheme:light dark}table{border-collapse:collapse}td,th{border-bottom:1px solid #8884;"
     "padding:.3rem .6rem;text-align:left;vertical-align:top}td:nth-child(2){font-family:monospace}"
 )
-"""How the page of the API looks; a file of its own, since nothing inline is allowed."""
+"""The style of the API's page; a file of its own, since nothing inline is allowed."""
 
 _REASONS = {
     401: "no token, or one that is not known",

@@ -1,6 +1,6 @@
 """How a request becomes a call: operations as data, strict parameters and bodies, one shape of errors.
 
-Which operations there are is in `routes`; how they are described to others in `openapi`.
+`routes` has the operations, `openapi` their description.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One query parameter. `choices` are its only values where there are any; numbers lie between the bounds."""
+    """One query parameter. `choices`, if any, are its only values; numbers lie between the bounds."""
 
     name: str
     kind: Literal["integer", "number", "boolean", "string"]
@@ -61,7 +61,7 @@ class Param:
     pattern: str | None = None
 
     def read(self, text: str) -> Any:
-        """The value; InvalidInput with the parameter's name, what was seen and what would be right."""
+        """The value; InvalidInput with the parameter's name, the value seen and the remedy."""
         if self.kind == "boolean":
             if text not in ("true", "false"):
                 raise InvalidInput(f"{self.name} is '{text[:80]}'; give true or false")
@@ -86,7 +86,7 @@ class Param:
         return value
 
     def _parsed(self, text: str) -> float:
-        """The number that the text is; NaN where it is none. Stricter than Python, which reads `1_000` too."""
+        """The text as a number; NaN if it is none. Stricter than Python, which reads `1_000` too."""
         if not text.isascii() or "_" in text or text != text.strip() or len(text) >= 40:
             return math.nan
         try:
@@ -118,9 +118,9 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path: who answers, what it takes and what it gives, for routing and for the description.
+    """One method of one path: its handler, input and output, for routing and for the description.
 
-    `job_token`: a job's own token may do it; `viewer`: the viewer's token may. `links` are names of operations that can
+    `job_token`: a job's own token allows it; `viewer`: the viewer's does. `links` are names of operations that can
     follow with the job's id.
     """
 
@@ -148,7 +148,7 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def error_response(error: Exception) -> Response:
-    """The answer for any error; one that we did not foresee is logged, and its details are not sent."""
+    """The answer for any error; an unforeseen one is logged, and its details are not sent."""
     if isinstance(error, PolluxError):
         body = error_body(type(error).__name__, str(error), error.retryable)
         return Response(body, error.http_status, media_type="application/json")
@@ -173,7 +173,7 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
                 body = _whole_numbers(decode_json(await request.body(), "the body"))
             return await operation.handler(Call(engine, request, caller, path, query, body))
         except ClientDisconnect:
-            # Nobody hears this, and nothing of ours has failed.
+            # The client is gone, and nothing of ours has failed.
             return Response(status_code=400)
         except Exception as error:
             return error_response(error)
@@ -182,7 +182,7 @@ def endpoint(engine: Engine, operations: Sequence[Operation]) -> Callable[[Reque
 
 
 def foreign(call: Call) -> ForeignReads:
-    """The threads for whatever touches files and folders of jobs: no other part of a request does."""
+    """The threads for all work on files and folders of jobs: no other part of a request does any."""
     found: ForeignReads = call.request.app.state.foreign
     return found
 
@@ -202,7 +202,7 @@ async def answer_response(future: Future[Any], key: str | None = None) -> Respon
 
 
 def keys_of(body: object, known: Sequence[str], example: str) -> dict[str, Any]:
-    """The body of a request: an object of no other than the `known` keys. An unknown one is named, with the closest."""
+    """The body of a request: an object of `known` keys only. An unknown key is named, with the closest known one."""
     if not isinstance(body, dict):
         raise InvalidInput(f"the body is no object; give one such as {example}")
     for key in body:

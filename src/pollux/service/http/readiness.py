@@ -16,7 +16,7 @@ _KEPT_SECONDS = 1.0
 
 
 class ServiceReadiness:
-    """Tries each part once, with a deadline. Those who ask within a second share one trial: anybody may ask."""
+    """Tries each part once, with a deadline. Requests within a second share one trial: anybody may ask."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class ServiceReadiness:
         self._tried_at = 0.0
 
     async def check(self) -> None:
-        """Unreachable, with the part that fails and the remedy, where one does."""
+        """Unreachable, with the part and the remedy, if a part fails."""
         self._check_states()
         trial = self._trial
         if trial is None or (trial.done() and self._clock() - self._tried_at > _KEPT_SECONDS):
             self._tried_at = self._clock()
             trial = self._trial = asyncio.ensure_future(self._try_all())
-            # Whoever asked may be gone by then: nobody has to hear of it.
+            # The caller may be gone by then: then nobody reads the error.
             trial.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(trial)
 

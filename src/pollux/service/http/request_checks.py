@@ -1,4 +1,4 @@
-"""What a request says of itself: its target, its headers, the host it was sent to and the page it comes from.
+"""What a request says about itself: its target, its headers, the host it was sent to and the page it comes from.
 
 Nothing here looks at tokens; that is done in `middleware`.
 """
@@ -27,7 +27,7 @@ _USUAL_PORTS = ("80", "443")
 def headers_of(scope: MutableMapping[str, Any]) -> dict[bytes, bytes]:
     """The headers of a request by their names in lower case.
 
-    InvalidInput for a target that is no path, a header that may be there only once, and two lengths of one body.
+    InvalidInput for a target that is not a path, a header that is wrongly repeated, and two lengths of one body.
     """
     if not scope["path"].startswith("/"):
         raise InvalidInput(f"the request is for '{scope['path'][:80]}'; ask for a path, such as /v1/jobs")
@@ -53,7 +53,7 @@ class KnownHosts:
         name = _plain(_without_port(host))
         if is_loopback(name) or name in self._names:
             return
-        # No foreign page can make a browser name the very address that it connects to.
+        # No foreign page can make a browser name the address that it connects to.
         address = _address(name)
         if address is not None and arrived_at is not None and address == _address(arrived_at):
             return
@@ -64,13 +64,13 @@ class KnownHosts:
 
 
 def check_page(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse what a browser says comes from a page of another address. Other clients say nothing, and may pass."""
+    """Refuse a request from a page of another address, as the browser tells. Other clients tell nothing, and pass."""
     if headers.get(b"sec-fetch-site", b"same-origin") not in (b"same-origin", b"none"):
         raise Forbidden(_OTHER_PAGE)
 
 
 def check_origin(headers: Mapping[bytes, bytes]) -> None:
-    """The same where nobody is signed in yet; browsers say less over plain HTTP, but always where a form comes from."""
+    """The same before signing in; over plain HTTP browsers tell less, but always the origin of a form."""
     check_page(headers)
     origin = headers.get(b"origin")
     if b"sec-fetch-site" in headers or origin is None:
@@ -80,7 +80,7 @@ def check_origin(headers: Mapping[bytes, bytes]) -> None:
 
 
 def check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    """Refuse a body that is not announced as JSON: a form of another page cannot send that by itself."""
+    """Refuse a body that is not announced as JSON: a form on another page cannot announce that."""
     given = headers.get(b"content-type", b"").decode("latin-1")
     if given.partition(";")[0].strip().lower() != "application/json":
         raise InvalidInput(f"the content type is '{given[:80]}'; send JSON as 'Content-Type: application/json'")
@@ -92,7 +92,7 @@ def _plain(name: str) -> str:
 
 
 def _without_port(host: str) -> str:
-    """The name in a `Host` header; all of it where what follows is no port, so that nobody has such a name."""
+    """The name in a `Host` header; the whole header if its end is no port, so that it matches no name."""
     if host.endswith("]"):
         return host
     name, _, port = host.rpartition(":")

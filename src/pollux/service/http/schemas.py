@@ -1,4 +1,4 @@
-"""The shapes of bodies as JSON Schema: of wire values made from the dataclasses, of the job file written out."""
+"""The shapes of bodies as JSON Schema: made from the dataclasses for wire values, written out for the job file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ref(name: str) -> dict[str, Any]:
 
 
 def listed(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A list of these."""
+    """A list of such items."""
     return {"type": "array", "items": dict(item)}
 
 
@@ -186,12 +186,12 @@ def components() -> dict[str, Any]:
     return found
 
 
-# No training has such numbers, and products of them would be nothing.
+# No training has numbers so small, and their products would be 0.
 _NOT_TINY = [{"const": 0}, {"minimum": SMALLEST_NUMBER}, {"maximum": -SMALLEST_NUMBER}]
 
 
 def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """As it is read: no other keys, whole numbers of 64 bits, counts and times not below zero, no number too large."""
+    """Strict schema: no other keys, whole numbers of 64 bits, counts and times not below zero, no number too large."""
     strict = copy.deepcopy(dict(schema))
     strict["additionalProperties"] = False
     for name, value in strict["properties"].items():

@@ -19,7 +19,7 @@ class _Entry:
 
 
 class SharedCache:
-    """Answers by key. To be used in one event loop; a caller that comes while one is being made waits for that one."""
+    """Answers by key. For one event loop; a caller that comes while an answer is being made waits for it."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds

@@ -25,7 +25,7 @@ _RESYNC = b'event: resync\ndata: {"text": "events before this were dropped from 
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """The session of the browser that reads a stream: the stream lasts no longer."""
+    """The session of the browser that reads a stream: the stream ends with it."""
 
     sessions: Sessions
     session_id: str
@@ -36,7 +36,7 @@ class SignIn:
         return self.sessions.find(self.session_id) is not None
 
     def watch(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Call `tell` once the session is ended; the function that is returned ends the watch."""
+        """Call `tell` once the session is ended; the returned function ends the watch."""
         return self.sessions.watch(self.session_id, tell)
 
 
@@ -76,7 +76,7 @@ async def event_stream(
 class _Subscription:
     """The messages that wait for one reader. The feed and the sessions add to them from any thread.
 
-    `missed` are the messages since the revision that the reader has seen; None where only the log has them.
+    `missed` are the messages since the revision that the reader has seen; None if only the log has them.
     """
 
     def __init__(self, feed: Feed, after: int | None, sign_in: SignIn | None) -> None:
@@ -99,9 +99,9 @@ class _Subscription:
         self._feed.unsubscribe(self._number)
 
     async def next_pieces(self) -> list[bytes | None]:
-        """Wait for a message; it, and what comes within a moment, as one piece. A None at the end: the stream is over.
+        """Wait for a message; returns all that come within a moment as one piece. None at the end: the stream is over.
 
-        The more people watch, the longer the moment. Where nothing comes for long, a sign of life.
+        The more people watch, the longer the moment. After a long silence, returns a keep-alive.
         """
         try:
             first = await asyncio.wait_for(self._waiting.get(), _KEEP_ALIVE_SECONDS)
@@ -134,7 +134,7 @@ class _Subscription:
 
 
 def _reread(engine: Engine, after: int) -> list[bytes]:
-    """From the log itself, where it still has them."""
+    """The messages from the log, if it still has them."""
     newest = engine.store.revision
     if newest - after > _MOST_REREAD:
         return [_RESYNC]

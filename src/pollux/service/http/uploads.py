@@ -21,17 +21,17 @@ from pollux.storage.foreign_file import append_inside, open_inside
 __all__ = ["MAX_PIECE_BYTES", "Packages"]
 
 MAX_PIECE_BYTES = 512 * 1024
-"""Of an archive that one request brings."""
+"""The most bytes of an archive in one request."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _LEFTOVERS = ("old-", "new-")
 _MAX_UNFINISHED = 16
-# Jobs may have written results there, which people fetch when they come to it.
+# Jobs may have written results there, which people fetch days later.
 _KEPT_SECONDS = 7 * 24 * 3600.0
 
 
 class Packages:
-    """Everything at `home/packages`: a folder for each digest, and pieces that are not whole yet beside them.
+    """Everything at `home/packages`: a folder for each digest, and incomplete archives beside them.
 
     `needed` gives the folders of jobs, and until when each was used, as seconds since 1970. A package that was
     not used for a week by the clock `now` is removed when the next one comes.
@@ -49,7 +49,7 @@ class Packages:
         self._lock = threading.Lock()
 
     def add(self, digest: str, size: int, offset: int, piece: bytes) -> tuple[int, str | None]:
-        """Add a piece; how much is there by now, and the folder once it is whole and unpacked.
+        """Add a piece; returns how much has come, and the folder once it is complete and unpacked.
 
         A piece that does not begin where the last one ended changes nothing: the answer says where to go on.
         """
@@ -93,8 +93,8 @@ class Packages:
     def _sweep(self) -> None:
         """Remove packages not used for long, and remains of an earlier removal or unpacking.
 
-        A job uses a package where its folder has that name in its path: the folders of jobs themselves may lie on file
-        systems that hang, and are not looked at.
+        A job uses a package if the path of its folder has the package's name. The folders of jobs themselves are not
+        looked at: they may lie on file systems that hang.
         """
         long_ago = self._now() - _KEPT_SECONDS
         used: dict[str, float] = {}

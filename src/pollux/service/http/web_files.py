@@ -1,6 +1,6 @@
 """The web page's files: read once at the start, served with an ETag. They hold no data, so anybody may have them.
 
-What is in them lies in the folder `web` beside this module; what they ask for is the API.
+They lie in the folder `web` beside this package, and get their data from the API.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PAGES = {
     "/signin": "signin.html",
 }
 _PAGE_PATHS = re.compile(r"/|/jobs/[^/]{1,200}|/policies|/signin|/favicon\.ico|/static/.*")
-# A name that the system's own table of types may not know, or know otherwise.
+# Types that the system's own table may lack, or have otherwise.
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is one of the page's files: for those no token is needed."""
+    """Whether a path is one of the page's files, which need no token."""
     return _PAGE_PATHS.fullmatch(path) is not None
 
 
@@ -54,7 +54,7 @@ class WebFiles:
         self._files = {path.relative_to(folder).as_posix(): _read(path) for path in found}
 
     def answer(self, name: str, request: Request) -> Response:
-        """The file, or that the browser's own copy is still right; 404 where there is none."""
+        """The file, or the answer that the browser's copy is still right; 404 if there is none."""
         file = self._files.get(name)
         if file is None:
             raise HTTPException(404)

@@ -19,8 +19,8 @@ _TOLD = ("placed", "shrunk", "ended", "paused", "cancelled", "finished")
 def series_of(engine: Engine, job_id: str, kind: str, since: float, limit: int) -> list[dict[str, Any]]:
     """Rows of `at` and `values`, oldest first.
 
-    `report`: what the agent told, and `predicted_step_seconds`, what the model of the report before says of this one's
-    placement and batch. `decision`: GPUs before and after, the policy's word or how they were lost, and the sentence.
+    `report`: what the agent reported, and `predicted_step_seconds`, predicted by the previous report's model for this
+    placement and batch. `decision`: GPUs before and after, the policy's code or how they were lost, and the sentence.
     """
     if kind == "decision":
         return _decisions(engine, job_id, since)[-limit:]

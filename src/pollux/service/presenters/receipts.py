@@ -12,7 +12,7 @@ from pollux.wire.home_layout import receipt_folder
 __all__ = ["LARGEST_RECEIPT", "receipt_of"]
 
 LARGEST_RECEIPT = 8 * 2**20
-"""Bytes; an agent's own receipt stays far below."""
+"""In bytes; an agent's own receipt is far smaller."""
 
 
 def _finite(text: str) -> float | None:
@@ -22,7 +22,7 @@ def _finite(text: str) -> float | None:
 
 
 def receipt_of(home: Path, job_id: str) -> bytes | None:
-    """The receipt of a job as JSON, an object; None where there is none, or what is there is none.
+    """The receipt of a job as a JSON object; None if there is no file, or it holds no object.
 
     Conflict for anything but a plain file: no link is followed, and nothing else is opened.
     """

@@ -29,7 +29,7 @@ _COLUMNS = 2000
 
 
 def view_of(changes: Changes, since: float, until: float, limit: int) -> dict[str, Any]:
-    """GPUs over time between two times, thinned to a bounded size; areas are kept where intervals are put together."""
+    """GPUs over time between two times, thinned to a bounded size; merged intervals keep their area."""
     import numpy as np
 
     who, start, end, gpus = _intervals(changes, since, until)

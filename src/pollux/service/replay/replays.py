@@ -25,7 +25,7 @@ from pollux.core.errors import Conflict, InvalidInput, UnknownName
 __all__ = ["MOST_CHOICES", "Progress", "Replay", "Replays", "command_of"]
 
 MOST_CHOICES = 6
-"""Policies, and sizes, of one replay at most."""
+"""The most policies, and the most sizes, of one replay."""
 
 State = Literal["running", "done", "failed", "cancelled"]
 
@@ -36,7 +36,7 @@ _LARGEST_OUTPUT = 256 * 2**20
 _LARGEST_RESULT = 32 * 2**20
 _SHORTEN_SECONDS = 120
 _POLL_SECONDS = 0.25
-# A child ends with its parent, stays out of the service's way and cannot eat the machine.
+# A child ends with its parent, has a low priority, and limits of time and memory.
 _BOUNDED = """
 import ctypes, os, resource, signal, sys
 if sys.platform == "linux":
@@ -57,18 +57,18 @@ _SHORTEN = f"""{_BOUNDED}
 from pollux.service.replay.result import shorten
 shorten(*sys.argv[4:])
 """
-# What follows shows that the number is whole: the bar may be read while it is being written.
+# The character that follows shows that the number is complete: the bar may be read while it is written.
 _DONE_OF = re.compile(rb"(\d+)/(\d+)(?=\D)")
 
 
 def command_of(history: Path, policies: Sequence[str], nodes: Sequence[str]) -> list[str]:
-    """The words after `pollux` of one replay."""
+    """The arguments of `pollux` for one replay."""
     words = ["whatif", "--json", "--history", str(history), "--workers", "1", "--policy", ",".join(policies)]
     return [*words, f"--nodes={','.join(nodes)}"] if nodes else words
 
 
 class Progress:
-    """How far a replay is, read from its bar: one after the other for each size, from 0 to all of its jobs."""
+    """How far a replay is, read from its progress bar, which goes from 0 to all jobs for each size in turn."""
 
     def __init__(self, num_sizes: int) -> None:
         self._num_sizes = max(num_sizes, 1)
@@ -91,7 +91,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Replay:
-    """One replay. `detail` says why it failed; `result` is what it came to as JSON, once it is done."""
+    """One replay. `detail` says why it failed; `result` is its result as JSON, once it is done."""
 
     id: str
     state: State = "running"
@@ -145,19 +145,19 @@ class Replays:
         return replay
 
     def all(self) -> list[Replay]:
-        """Those that are known, the newest first."""
+        """The kept replays, the newest first."""
         with self._lock:
             return list(reversed(self._kept.values()))
 
     def get(self, replay_id: str) -> Replay:
-        """One that is known; UnknownName otherwise."""
+        """A kept replay; UnknownName if there is none."""
         found = self._kept.get(replay_id)
         if found is None:
             raise UnknownName("replay", replay_id[:80], list(self._kept))
         return found
 
     def cancel(self, replay_id: str) -> Replay:
-        """End one that is under way; one that has ended stays as it is."""
+        """End a running replay; one that has ended stays as it is."""
         replay = self.get(replay_id)
         if replay.state == "running":
             self._cancelled.set()
@@ -252,7 +252,7 @@ class Replays:
 
 
 def _why(code: int, said: str) -> str:
-    """Why it failed: its own last words, or the limit that ended it."""
+    """Why a replay failed: its last line, or the limit that ended it."""
     if code in (-signal.SIGKILL, -signal.SIGXCPU):
         return (
             f"it was ended: more than {_LONGEST_SECONDS // 60} min of a processor, or too little memory; choose fewer "
@@ -264,7 +264,7 @@ def _why(code: int, said: str) -> str:
 
 
 def _last_words(said: str) -> str:
-    """The last line that people are told, without the bar and its colours."""
+    """The last line for people, without the bar and its colours."""
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n")
     lines = [line.strip() for line in plain.splitlines() if line.strip() and "━" not in line]
     return lines[-1].removeprefix("error: ")[:500] if lines else ""

@@ -1,4 +1,4 @@
-"""What a replay came to, as a page needs it: the numbers of every run, and of its jobs only what is plotted."""
+"""The result of a replay, as a page needs it: the numbers of every run, and of its jobs only what is plotted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["MOST_JOBS", "shorten", "shortened"]
 
 MOST_JOBS = 1000
-"""Jobs of one run that are sent at most, evenly thinned in order of their completion time."""
+"""The most jobs of one run that are sent, evenly thinned in order of their completion time."""
 
 _MOST_LEFT = 200
 _JOB = ("name", "submitted", "started", "finished", "restarts", "gpu_seconds", "ftf")
@@ -24,7 +24,7 @@ def shorten(whole: str, short: str) -> None:
 
 
 def shortened(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of `pollux whatif --json` without what a page does not show; `num_jobs` says how many there were."""
+    """The document of `pollux whatif --json` with what a page shows only; `num_jobs` says how many there were."""
     return {
         "runs": [_run(run) for run in document["runs"]],
         "left_out": list(document.get("left_out", ()))[:_MOST_LEFT],

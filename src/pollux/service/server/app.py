@@ -1,4 +1,4 @@
-"""The REST API as an ASGI application over an engine. Serving it is in `serve`, what it does in the routes."""
+"""The REST API as an ASGI application over an engine. `serve` serves it; `routes` has its operations."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def create_app(
 
 
 def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:
-    """The working folders of jobs, and until when each was used: now, where its job has not ended."""
+    """The working folders of jobs, and until when each was used: now, if its job has not ended."""
     records = [entry.record for entry in engine.views.board.entries()]
     return [
         (record.spec.request.workdir, engine.now() if record.ended_at is None else record.ended_at)
@@ -89,7 +89,7 @@ def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:
 def _describe_at(app: Starlette, every: Iterable[Operation]) -> None:
     @functools.cache
     def document() -> dict[str, Any]:
-        # Made when it is asked for: that takes longer than the rest of the application.
+        # Made on request, since that takes longer than the rest of the application.
         return describe(every)
 
     async def schema(request: Request) -> Response:

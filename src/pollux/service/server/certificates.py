@@ -1,4 +1,4 @@
-"""Under which names a service with a certificate can be reached, as its clients will judge. Nothing is served here."""
+"""The names by which clients can reach a service with a certificate and trust it. Nothing is served here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pollux.service.settings import ANY_ADDRESS
 __all__ = ["host_for_nodes", "host_to_announce", "names_of", "trusted_text"]
 
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-# A handshake in memory takes two turns of each side; more would be none that ends.
+# A handshake in memory takes two turns of each side; one that takes more never ends.
 _TURNS = 8
 
 
@@ -34,9 +34,9 @@ def names_of(cert: Path, key: Path) -> tuple[str, ...]:
 
 
 def host_to_announce(cert: Path, key: Path, host: str, bound: str) -> str:
-    """The name to tell clients on this machine, for a service that was told to listen at `host` and does at `bound`.
+    """The name to tell clients on this machine, for a service that was told to listen at `host` and listens at `bound`.
 
-    It is one that leads to `bound` and that the certificate is valid for; refuses a certificate with none.
+    The name leads to `bound`, and the certificate is valid for it; refuses a certificate without one.
     """
     names = names_of(cert, key)
     for candidate in _candidates(host.strip("[]"), bound, names):
@@ -49,9 +49,9 @@ def host_to_announce(cert: Path, key: Path, host: str, bound: str) -> str:
 
 
 def host_for_nodes(cert: Path, key: Path, head: str) -> str:
-    """The name to tell agents on other machines, which reach this one at `head`; refuses a certificate with none.
+    """The name to tell agents on other machines, which reach this one at `head`; refuses a certificate without one.
 
-    A name that leads elsewhere from here may do: machines often know themselves by the loopback.
+    The name may lead elsewhere from here: machines often resolve their own name to the loopback.
     """
     names = names_of(cert, key)
     known = [name for name in names if "*" not in name and not is_loopback(name) and _is_valid(cert, key, name)]
@@ -97,7 +97,7 @@ def _leads_to(host: str, bound: str) -> bool:
 
 
 def _handshake(cert: Path, key: Path, host: str | None) -> ssl.SSLObject:
-    """A client that trusts this certificate meets its server, in memory; raises where they would not agree."""
+    """A client that trusts this certificate meets its server, in memory; raises if they do not agree."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(cert, key, password="")
     client = ssl.create_default_context(cafile=str(cert))

@@ -1,6 +1,6 @@
-"""Connections with deadlines: an acceptor that takes only so many, and uvicorn's protocol with time limits around it.
+"""Connections with deadlines: an acceptor with a limit of their number, and uvicorn's protocol with time limits.
 
-Uvicorn waits for headers and bodies as long as a peer likes, and takes as many peers as there are open files.
+Uvicorn waits for headers and bodies as long as a peer likes, and accepts as many peers as it may open files.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GuardedConnection(H11Protocol):
         self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the first request, as far as it was there already, or wait for its headers."""
+        """Take what has come of the first request, and wait for the rest."""
         super().connection_made(transport)
         self._peer.drop = transport.abort
         self._expect("headers")
@@ -85,22 +85,22 @@ class GuardedConnection(H11Protocol):
         self._expect("body" if self._is_to_come("SEND_BODY") else None)
 
     def _is_to_come(self, state: str) -> bool:
-        """Whether the peer is in a state of h11's: a request has not begun (IDLE), or its body is not whole."""
+        """Whether the peer is in a state of h11's: no request has begun (IDLE), or its body is incomplete."""
         return str(self.conn.their_state) == state
 
     def pause_writing(self) -> None:
-        """The peer does not take what it asked for."""
+        """The peer does not take its answer."""
         super().pause_writing()
         self._unset_stuck()
         self._stuck = self.loop.call_later(self._limits.stuck_seconds, self._give_up, "takes no answer")
 
     def resume_writing(self) -> None:
-        """It takes it again."""
+        """The peer takes its answer again."""
         self._unset_stuck()
         super().resume_writing()
 
     def _expect(self, what: Literal["headers", "body"] | None) -> None:
-        """Begin to wait for a part of a request; the clock of one that has begun to come runs on."""
+        """Begin to wait for a part of a request; a part that has begun to come keeps its deadline."""
         if what == self._awaited:
             return
         if self._deadline is not None:
@@ -122,14 +122,14 @@ class GuardedConnection(H11Protocol):
         if self._awaited is not None and (self.cycle is None or self.cycle.response_complete):
             self.transport.write(TOO_SLOW)
             self.transport.close()
-        # What it did not take is not waited for.
+        # Do not wait until the peer takes the rest.
         self.loop.call_soon(self.transport.abort)
 
 
 class ConnectionAcceptor:
-    """Takes connections, a few at a time, so that others get their turn, and never more than the limits allow.
+    """Accepts connections, a few at a time, so that other work gets its turn, and never beyond the limits.
 
-    It has what uvicorn wants of an `asyncio.Server`.
+    It has the methods of `asyncio.Server` that uvicorn calls.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class ConnectionAcceptor:
         self._loop.add_reader(listening.fileno(), self._take_some)
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more."""
         if self._closed:
             return
         self._closed = True
@@ -162,7 +162,7 @@ class ConnectionAcceptor:
         self._room.close()
 
     async def wait_closed(self) -> None:
-        """Wait for connections that were about to be made."""
+        """Wait for connections that are being made."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -211,7 +211,7 @@ class ConnectionAcceptor:
                 ssl_shutdown_timeout=seconds,
             )
         except OSError:
-            # No TLS, or not in time; what there was is closed.
+            # No TLS, or not in time; the connection is closed already.
             self._peers.leave(peer)
 
 

@@ -43,7 +43,7 @@ class HttpServer(uvicorn.Server):
         self._log_file = LogFile(log_file(settings.home))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and call `started`."""
         await super().startup(sockets=[])
         acceptors = [
             ConnectionAcceptor(each, self.config, self.server_state, self._limits, self.peers) for each in sockets or ()

@@ -1,4 +1,4 @@
-"""Who is connected, and who has to go where there are too many. What is said on a connection is in `connections`."""
+"""The connected peers, and which of them are dropped if there are too many. `connections` has the protocol."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_STRANGERS = 512
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many connections there may be, and how long each may take for what. A stranger has not shown a token yet.
+    """The limits of the number of connections and of their times. A stranger has not shown a token yet.
 
-    `header_seconds` and `body_seconds` are for a whole request as it comes, `stuck_seconds` for a peer that takes
-    nothing of what it asked for, the others for a connection between two requests.
+    `header_seconds` and `body_seconds` are for the arrival of a whole request, `stuck_seconds` for a peer that takes
+    nothing of its answer, the others for a connection between two requests.
     """
 
     most: int = 4096
@@ -38,7 +38,7 @@ class ConnectionLimits:
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit of open files as far as it may go; what it is then."""
+    """Raise the soft limit of open files as far as it may go; returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -52,7 +52,7 @@ def raise_open_files() -> int:
 class Peer:
     """The other end of one connection: a stranger until it has shown a token.
 
-    `drop` ends the connection at once. `is_idle`: nothing has been asked that is not answered.
+    `drop` ends the connection at once. `is_idle`: all its requests have been answered.
     """
 
     __slots__ = ("_peers", "address", "drop", "is_idle", "is_known")
@@ -65,16 +65,16 @@ class Peer:
         self.drop: Callable[[], None] = lambda: None
 
     def know(self) -> None:
-        """It has shown a token that is right."""
+        """Note that the peer has shown a valid token."""
         if not self.is_known:
             self._peers.know(self)
 
 
 class Peers:
-    """All that are connected. Where there are too many the oldest stranger goes, of the address that has most of them.
+    """All connected peers. If there are too many, the oldest stranger goes, of the address that has most of them.
 
-    Who sends a request at once shows its token long before that is its turn, however many others only connect. Where
-    there are no strangers an idle connection goes, and else the oldest: a stream of events, whose reader comes again.
+    A peer that sends a request at once shows its token long before its turn comes, however many others only connect.
+    If there are no strangers, an idle connection goes, else the oldest: an event stream, whose reader comes again.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -88,7 +88,7 @@ class Peers:
         return self.num_strangers + len(self._known)
 
     def come(self, address: str) -> Peer:
-        """Somebody new, for whom another goes where there is no room."""
+        """Add a new peer; if there is no room, another one goes."""
         if self.num_strangers >= self._limits.most_strangers:
             self.drop_a_stranger()
         elif len(self) >= self._limits.most and not self.drop_a_stranger():
@@ -99,18 +99,18 @@ class Peers:
         return peer
 
     def know(self, peer: Peer) -> None:
-        """A stranger has shown a token."""
+        """Note that a stranger has shown a token."""
         if self._forget_stranger(peer):
             peer.is_known = True
             self._known[peer] = None
 
     def leave(self, peer: Peer) -> None:
-        """A connection has ended."""
+        """Remove a peer whose connection has ended."""
         self._forget_stranger(peer)
         self._known.pop(peer, None)
 
     def drop_a_stranger(self) -> bool:
-        """End the oldest connection without a token, of the address that has most of them; whether there was one."""
+        """End the oldest connection without a token, of the address with most; returns whether there was one."""
         if not self._strangers:
             return False
         most = max(self._strangers.values(), key=len)

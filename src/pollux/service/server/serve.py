@@ -107,7 +107,7 @@ def build_engine(settings: ServiceSettings) -> Engine:
 
 
 def prepare_home(home: Path) -> None:
-    """Make the folder, for its owner only; one that is open to others and holds what is not ours is refused."""
+    """Make the folder, for its owner only; refuses one that is open to others and is not ours."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(home.stat().st_mode)
@@ -124,7 +124,7 @@ def prepare_home(home: Path) -> None:
 
 
 def _is_ours(home: Path) -> bool:
-    """Whether a service was here before, or nobody; a command may have begun the log of a new one."""
+    """Whether a service used the folder before, or it is empty; a command may have begun a new service's log."""
     names = set(os.listdir(home)) - {"service.log", "lost+found"}
     return not names or bool(names & {_VIEWER, service_file(home).name, store_file(home).name})
 
@@ -138,7 +138,7 @@ def operator_token(path: Path) -> str:
     if os.path.lexists(path):
         return _known_token(path)
     token = secrets.token_urlsafe(32)
-    # Whole or not there: a process that is killed here leaves no token that the next one cannot use.
+    # The file appears whole or not at all: a process that is killed here leaves no unusable token.
     new = path.with_name(f"{path.name}.new")
     try:
         new.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ def operator_token(path: Path) -> str:
 
 
 def _name(new: Path, path: Path) -> None:
-    """Give a file its name; FileExistsError where another file has it, as far as the file system can tell."""
+    """Give a file its name; FileExistsError if another file has it, as far as the file system can tell."""
     try:
         os.link(new, path)
     except FileExistsError:
@@ -190,9 +190,9 @@ def _secret(store: Store) -> str:
 
 
 def earlier_port(settings: ServiceSettings) -> int | None:
-    """The port of the last service of this home at this address; None where that is not known.
+    """The port of the last service of this home at this address; None if it is unknown.
 
-    Conflict, with its address and process, while one still runs here.
+    Conflict, with its address and process, while that service still runs.
     """
     if settings.store != "sqlite":
         return None
@@ -220,14 +220,14 @@ def _announced(place: Path) -> tuple[str, int] | None:
 
 
 def _keep_port(store: Store, host: str, listener: socket.socket) -> None:
-    """Take the port of the last service where any will do: jobs that run on report there."""
+    """Keep the port for the next service, if any port will do: jobs that run on report there."""
     place = f"{host} {listener.getsockname()[1]}"
     if store.setting(_PLACE) != place:
         store.set_setting(_PLACE, place)
 
 
 def listen_again(host: str, port: int) -> socket.socket | None:
-    """A socket at an address that was used before; None where others have it now."""
+    """A socket at an address that was used before; None if others have it now."""
     try:
         return listen(host, port)
     except Conflict:
@@ -235,7 +235,7 @@ def listen_again(host: str, port: int) -> socket.socket | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at the address; one clear error where that is not possible."""
+    """A socket at the address; one clear error if that is not possible."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -270,9 +270,9 @@ def _url(settings: ServiceSettings, host: str, port: int) -> str:
 
 
 def _for_nodes(settings: ServiceSettings, backend: Backend) -> ServiceSettings:
-    """The settings with what agents on other machines need: an address that leads here from there, and whom to trust.
+    """The settings with what agents on other machines need: an address that reaches this machine, and whom to trust.
 
-    A service that listens at one address is reached there; one that listens at all, at the backend's `head`.
+    A service that listens at one address is reached there; one that listens at all addresses, at the backend's `head`.
     """
     url, head = settings.url, backend.head
     if url is None or head is None:
@@ -292,7 +292,7 @@ def _for_nodes(settings: ServiceSettings, backend: Backend) -> ServiceSettings:
 def _addressed(settings: ServiceSettings, listener: socket.socket) -> ServiceSettings:
     """The settings with the address; names that a certificate is made out to are names of the service.
 
-    So is the machine's own, where it listens at all addresses.
+    So is the machine's own name, if the service listens at all addresses.
     """
     names: tuple[str, ...] = (socket.gethostname(),) if settings.host.strip("[]") in ANY_ADDRESS else ()
     if settings.tls_cert is not None and settings.tls_key is not None:
@@ -301,7 +301,7 @@ def _addressed(settings: ServiceSettings, listener: socket.socket) -> ServiceSet
 
 
 def _show_certificate(settings: ServiceSettings) -> None:
-    """Commands and agents on this machine trust what the service shows, also where no authority signed it."""
+    """Let commands and agents on this machine trust the certificate, even if no authority signed it."""
     if settings.tls_cert is None:
         return
     place = ca_file(settings.home)
@@ -321,7 +321,7 @@ def _answer(
     listener: socket.socket,
     on_ready: Callable[[Service], None] | None,
 ) -> None:
-    """Answer requests until told to stop, and until what then has to end has ended."""
+    """Answer requests until told to stop, and then until all that must end has ended."""
     from pollux.service.server.http_server import HttpServer
 
     def stop(jobs: AtStop) -> None:

@@ -1,6 +1,6 @@
-"""The service's log within bounds: what repeats is counted, not written, and the file begins anew when it is long.
+"""The service's log within bounds: repeats are counted, not written, and the file begins anew when it is long.
 
-No peer may fill the disk by what it makes the service say.
+No peer may fill the disk with log lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["MAX_LOG_BYTES", "LogFile", "RepeatFilter", "bounded_log"]
 
 MAX_LOG_BYTES = 8 << 20
-"""Of `service.log`; as much again may lie in `service.log.1`."""
+"""The most bytes of `service.log`; `service.log.1` may be as large."""
 
 _LOGGERS = ("pollux.service", "uvicorn.error", "asyncio")
 _BURST = 20
@@ -28,7 +28,7 @@ _MOST_MESSAGES = 512
 
 
 class RepeatFilter(logging.Filter):
-    """Lets twenty records of the same message through, then one in ten seconds, which says how many there were."""
+    """Lets twenty records of the same message through, then one in ten seconds, which says how many were left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class RepeatFilter(logging.Filter):
 
 
 class LogFile:
-    """The file that standard error goes to, where that is the log of this home and is only ever appended to."""
+    """The file that standard error goes to, if that is the log of this home and is opened for appending."""
 
     def __init__(self, path: Path, most_bytes: int = MAX_LOG_BYTES, descriptor: int | None = None) -> None:
         self._path = path
@@ -60,13 +60,13 @@ class LogFile:
         self._descriptor = _standard_error() if descriptor is None else descriptor
 
     def shorten(self) -> bool:
-        """Where it is too long, keep it as `.1` and begin anew; whether that was done. Never raises."""
+        """If it is too long, keep it as `.1` and begin anew; returns whether that was done. Never raises."""
         with contextlib.suppress(OSError):
             found = os.fstat(self._descriptor)
             if found.st_size <= self._most_bytes or not self._is_ours(found):
                 return False
             self._keep(found.st_size)
-            # Whoever appends to it goes on at its new end.
+            # Processes that append to it go on at its new end.
             os.truncate(self._path, 0)
             return True
         return False
@@ -95,7 +95,7 @@ def _standard_error() -> int:
 
 @contextlib.contextmanager
 def bounded_log() -> Iterator[None]:
-    """Within it, what the service and its server say again and again is counted instead of written."""
+    """Within it, repeated messages of the service and its server are counted instead of written."""
     filters = {logging.getLogger(name): RepeatFilter() for name in _LOGGERS}
     for logger, each in filters.items():
         logger.addFilter(each)

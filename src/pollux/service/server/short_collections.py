@@ -20,7 +20,7 @@ def short_collections(
 ) -> Iterator[None]:
     """Have full collections look only at what is new since the last one; once an hour at everything.
 
-    What survives a full collection is jobs, their views and what is cached, which the next one would find alive again.
+    Jobs, views and caches survive a full collection, and the next one would find them alive again.
     """
     thorough_at = clock() + every_seconds
 

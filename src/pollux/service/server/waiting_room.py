@@ -1,6 +1,6 @@
-"""Connections whose first headers are not whole yet: a socket and some bytes each, so that thousands cost little.
+"""Connections whose first headers are incomplete: a socket and some bytes each, so that thousands cost little.
 
-What follows whole headers is in `connections`. Over TLS a handshake comes first, which the event loop does.
+`connections` handles what follows complete headers. Over TLS a handshake comes first, which the event loop does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOO_SLOW = (
 """The answer to a request that does not come in time."""
 
 _END = re.compile(rb"\n\r?\n")
-# As many as the protocol takes of headers that are not whole; it refuses more.
+# The protocol takes this many bytes of incomplete headers, and refuses more.
 _MOST_BYTES = 16 * 1024
 _SWEEPS = 4
 _log = logging.getLogger("pollux.service")
@@ -38,7 +38,7 @@ class _Waiting:
 
 
 class WaitingRoom:
-    """Reads from each until its headers are there, and hands it over with `serve`; too slow, and it is gone."""
+    """Reads from each until its headers are there, and hands it to `serve`; ends one that is too slow."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class WaitingRoom:
         serve: Callable[[socket.socket, Peer, bytes], None],
     ) -> None:
         self._loop, self._peers, self._seconds, self._serve = loop, peers, seconds, serve
-        # In the order in which they came, so that those who have waited too long are the first.
+        # In order of arrival, so that those that have waited too long are the first.
         self._waiting: dict[Peer, _Waiting] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
     def enter(self, connection: socket.socket, peer: Peer) -> None:
-        """Somebody new; who has said all already does not wait."""
+        """Add a connection; it does not wait if its headers are complete."""
         self._waiting[peer] = _Waiting(connection, self._loop.time())
         peer.drop = lambda: self._dismiss(peer)
         if self._hear(peer):
@@ -62,7 +62,7 @@ class WaitingRoom:
             self._sweep = self._loop.call_later(self._seconds / _SWEEPS, self._end_the_slow)
 
     def close(self) -> None:
-        """Send everybody away."""
+        """End all connections."""
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
@@ -70,7 +70,7 @@ class WaitingRoom:
             self._dismiss(peer)
 
     def _hear(self, peer: Peer) -> bool:
-        """Read what is there; whether it waits on."""
+        """Read what is there; returns whether it waits on."""
         waiting = self._waiting[peer]
         try:
             piece = waiting.connection.recv(65536)
@@ -81,7 +81,7 @@ class WaitingRoom:
         if not piece:
             self._dismiss(peer)
             return False
-        # An end may lie across two pieces.
+        # The end of headers may lie across two pieces.
         seen = max(len(waiting.said) - 3, 0)
         waiting.said += piece
         if _END.search(waiting.said, seen) is None and len(waiting.said) <= _MOST_BYTES:

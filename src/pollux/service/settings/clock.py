@@ -13,7 +13,7 @@ __all__ = ["FOLLOWED_SECONDS", "Clock", "SystemClock", "boot_seconds"]
 _LONGEST_WAIT_SECONDS = 600.0
 
 FOLLOWED_SECONDS = 5.0
-"""A step forward of the machine's clock that is as good as none: a clock that is kept right by others makes such."""
+"""A step forward of the machine's clock up to this is followed: time synchronisation makes such steps."""
 
 
 class Clock(Protocol):
@@ -27,15 +27,15 @@ class Clock(Protocol):
 
 
 def boot_seconds() -> float:
-    """Seconds since the machine was started, also while it slept; nobody can move this clock."""
+    """Seconds since the machine was started, sleep included; nobody can move this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class SystemClock:
-    """The machine's clock as long as that goes as its uptime does; where it does not, this one goes on by the uptime.
+    """The machine's clock as long as it keeps pace with the uptime; else this clock goes on by the uptime.
 
     It never goes back: facts are in the order of their times, and pauses must end. It follows steps forward of a few
-    seconds. Larger ones are followed by `skip` alone: see `pollux.service.clocks`.
+    seconds. It follows larger ones only by `skip`: see `pollux.service.clocks`.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = boot_seconds) -> None:
@@ -48,11 +48,11 @@ class SystemClock:
         return self._ahead
 
     def resume(self, ahead: float) -> None:
-        """Go on as an earlier clock did, since the same start of the machine, that was so far ahead of the uptime."""
+        """Go on as an earlier clock of the same boot, which was so far ahead of the uptime."""
         self._ahead = ahead
 
     def advance_to(self, at: float) -> float:
-        """Set the clock to a time, if it is in the future; the seconds by which the machine's clock is behind."""
+        """Set the clock to a time, if it is in the future; returns how many seconds the machine's clock is behind."""
         behind = at - self.now()
         self._ahead = max(self._ahead, at - self._steady())
         return max(behind, 0.0)
@@ -67,7 +67,7 @@ class SystemClock:
         return self._ahead + steady
 
     def late(self) -> float:
-        """By how much the machine's clock is ahead of this one; less than 0 where it is behind."""
+        """By how much the machine's clock is ahead of this one; less than 0 if it is behind."""
         return self._wall() - self._steady() - self._ahead
 
     def uptime(self) -> float:

@@ -26,8 +26,8 @@ _NONE = {"predictions": 0, "covered": None, "relative_width": None, "median_erro
 class EtaBook:
     """Intervals by job, and the score of every job that has succeeded.
 
-    What is shown is widened by how far past intervals fell short, `widening`, and by how far the job's own earlier ones
-    do by what is expected now. Scores keep the misses of the intervals as they were before that.
+    Shown intervals are widened by how far past intervals fell short (`widening`), and by how far the job's own earlier
+    ones fall short of the present expectation. Scores keep the misses of the intervals before that.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:

@@ -27,8 +27,8 @@ class Fairness:
         """ρ = (time since submission + time left) / time alone on the fair share; above 1 is worse than alone.
 
         The fair share is GPUs / jobs that have not ended, as of now, within the job's limits; below its fewest GPUs k0
-        the time grows as k0/share. Who holds nothing is taken to get its share now. None for a job that has ended, and
-        without a model or the work in all.
+        the time grows as k0/share. A job without GPUs is taken to get its share now. None for a job that has ended,
+        and without a model or the total work.
         """
         return entry.work_out("fairness", lambda: self._of(entry))
 

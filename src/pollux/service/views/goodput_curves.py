@@ -66,7 +66,7 @@ def suitable(largest: Mapping[str, int], limits: JobLimits) -> Mapping[str, int]
 
 
 def packed(model: GoodputFunction, count: int, largest: Mapping[str, int]) -> float:
-    """Goodput on as few nodes as can hold `count` GPUs, on the type that suits best; 0 where it cannot run."""
+    """Goodput on as few nodes as can hold `count` GPUs, on the type that suits best; 0 if it cannot run."""
     found = (goodput(model, math.ceil(count / gpus), count, gpu_type) for gpu_type, gpus in largest.items())
     return max(found, default=0.0)
 

@@ -43,7 +43,7 @@ class Reallocation:
     """A change of a job's GPUs: before, after, and why: the policy's code, or how the job lost them.
 
     Not all count as re-allocations: a start does not, nor does a pause, an end, a crash or a lost node. `cause` is the
-    policy's whole reason, where it gave one.
+    policy's whole reason, if it gave one.
     """
 
     at: float
@@ -100,9 +100,9 @@ class _Columns:
 
 
 class Timeline:
-    """The changes of the last weeks, as many as are kept: 400,000, then the older half goes.
+    """The changes of the last weeks: at 400,000, the older half is dropped.
 
-    A job's number is kept while its id is known or a change refers to it; at most as many again wait to be dropped.
+    A job's number is kept while its id is known or a change refers to it; at most as many others wait to be dropped.
     """
 
     def __init__(self) -> None:

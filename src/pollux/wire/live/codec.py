@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 MAX_VALUE_BYTES = 1 << 20
-"""The largest value of a key that is read."""
+"""The largest value that is read from a key."""
 
 _T = TypeVar("_T")
 

@@ -13,7 +13,7 @@ __all__ = ["Activity", "Heartbeat", "PauseReport", "UnsupportedVersion"]
 
 
 class Activity(enum.StrEnum):
-    """The long activity, other than a step, that a replica is in; `TRAINING` between its steps."""
+    """The long activity of a replica other than a step; `TRAINING` between its steps."""
 
     TRAINING = ""
     FIRST_STEP = "first step"

@@ -125,7 +125,7 @@ def done(generation: int, rank: int) -> str:
 
 
 def saves(generation: int, rank: int) -> str:
-    """This replica saves the state for all that are left."""
+    """This replica saves the state for all remaining ones."""
     return f"saves/{generation}/{rank}"
 
 

@@ -162,7 +162,7 @@ class StatusMessage:
     """The shim's state: its newest generation, whether it is starting or resizing, its loss or its end.
 
     `warm`: the shim was forked with everything imported. `ended` is the record of the end, which is also on disk.
-    `pause` is that of the resize to this generation, for a service that was not connected then.
+    `pause` is the pause of the resize to this generation, for a service that was not connected then.
     """
 
     warm: bool
@@ -183,7 +183,7 @@ class EndedMessage:
 
 @dataclass(frozen=True, slots=True)
 class AlarmMessage:
-    """A node, or the `replica` of that rank, counted as lost by mistake."""
+    """A node, or the `replica` of that rank, was counted as lost by mistake."""
 
     at: float
     text: str
@@ -208,7 +208,7 @@ class NodeSilentMessage:
 
 @dataclass(frozen=True, slots=True)
 class RefusedMessage:
-    """So `many` connections of strangers were refused; the text says by what, who the last of them was, and why."""
+    """`many` connections of strangers were refused; the text names what refused them, the last stranger, and why."""
 
     at: float
     many: int

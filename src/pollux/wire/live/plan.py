@@ -19,7 +19,7 @@ _MAX_REPLICAS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class PlanMember:
-    """One replica of a generation: its rank there, and its rank in the generation before; None where it joins."""
+    """One replica of a generation: its rank there, and its rank in the generation before; None if it joins."""
 
     rank: int
     was: int | None

@@ -91,7 +91,7 @@ class StoreAccess:
         return f"{self.host}:{self.port}"
 
     def encode(self, salt: str = "") -> str:
-        """The value of a replica's variable; with a salt, from which the replica's node derives the secret."""
+        """The value of a replica's variable: the secret, or a salt from which the replica's node derives it."""
         return f"{self.address} {_SALTED + salt if salt else self.secret.hex()}"
 
     @classmethod
@@ -136,7 +136,7 @@ def _code(key: bytes, *parts: bytes) -> bytes:
 
 
 def proof(secret: bytes, side: bytes, asked: bytes, answered: bytes) -> bytes:
-    """A code that needs the secret; `side` is b"replica" or b"store", followed by the random bytes of both."""
+    """A code of `side` (b"replica" or b"store") and the random bytes of both, made with the secret."""
     return _code(secret, b"proof of the " + side, asked + answered)
 
 
@@ -200,7 +200,7 @@ def pack(operation: StoreOperation, parts: Sequence[bytes]) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[StoreOperation, list[bytes]]:
-    """What `pack` was given; `BrokenFrame` for any other body."""
+    """The arguments of `pack`; `BrokenFrame` for any other body."""
     try:
         number, count = _START.unpack_from(body)
         operation = StoreOperation(number)

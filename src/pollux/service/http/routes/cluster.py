@@ -1,4 +1,4 @@
-"""The operations on everything but jobs: the service itself, nodes, queues, policies, streams and the end."""
+"""The operations on everything but jobs: the service itself, nodes, queues, policies, streams and shutdown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TEXT, _FREE = {"type": "string"}, {"type": "object"}
 _MOST_WORDS = 500
 _OK = only({"status": _TEXT})
 _STOPPING = only({"status": _TEXT, "seconds": {"type": "number"}})
-# A proxy that gathers answers would keep a stream to itself.
+# A proxy that buffers answers would hold back a stream.
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _MESSAGE = {
     "type": "object",

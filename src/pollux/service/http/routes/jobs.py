@@ -36,7 +36,7 @@ from pollux.wire.report import Report
 
 __all__ = ["OPERATIONS"]
 
-# Making a job's JSON takes a fraction of a millisecond: after so many of them others get their turn.
+# Making a job's JSON takes a fraction of a millisecond: after this many, others get their turn.
 _FRESH_AT_ONCE = 20
 _USUAL_QUEUE = "default"
 
@@ -72,7 +72,7 @@ async def _note(call: Call, request: JobRequest) -> str:
 
 
 async def _queue_note(call: Call, name: str) -> str:
-    """That nobody set this queue up or uses it: it may be a slip of the pen. Empty where it is known."""
+    """A note if nobody set this queue up or uses it: its name may be a typing error. Else empty."""
     if name == _USUAL_QUEUE or call.engine.has_queue(name):
         return ""
     known = {_USUAL_QUEUE, *(queue.name for queue in await answer(call.engine.queues()))}
@@ -170,7 +170,7 @@ async def _resize(call: Call) -> Response:
 
 
 def _pinned_note(record: JobRecord, low: int, high: int) -> str:
-    """That a rigid job does not move; empty for others, and where it has exactly what is asked for."""
+    """A note that a rigid job does not move; empty for others, and if it has exactly what is asked for."""
     held, name = record.placement.num_gpus, record.spec.id
     if not record.spec.limits.pinned or held == 0 or low == high == held:
         return ""

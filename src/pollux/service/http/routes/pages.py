@@ -28,13 +28,13 @@ __all__ = ["PAGE_OPERATIONS", "Views"]
 _DAY = 86400.0
 _LONGEST = 90 * _DAY
 _KEPT_SECONDS = 2.0
-# What a few people ask for is of this moment; with more of them it may be this old, and is made once for all.
+# For a few watchers, answers are made anew; for more, an answer is made once for all, and may be this old.
 _FEW_WATCHERS = 8
 _SHARED_SECONDS = 1.0
 
 
 class Views:
-    """What the pages of many people ask for again and again, made once for all of them."""
+    """Answers that the pages of many people request repeatedly, made once for all."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -50,14 +50,14 @@ class Views:
         begin = min(max(end - _DAY if since is None else since, end - _LONGEST), end)
         timeline = self._engine.views.timeline
         make = lambda: _json(view_of(timeline.changes(), begin, end, limit))  # noqa: E731
-        # People who look at the same hours do so some seconds apart: nobody sees a difference of a thousandth.
+        # People who look at the same hours ask some seconds apart; a difference of a thousandth is invisible.
         grid = 2 ** max(round(math.log2(max(end - begin, 1.0) / 1000.0)), 0)
         key = ("timeline", round(begin / grid), round(end / grid), grid, limit)
         return await self._kept.get(key, make)
 
     @property
     def many_watch(self) -> bool:
-        """Whether so many follow the events that what they read after each is made once for all of them."""
+        """Whether so many follow the events that they share the answers they read after each event."""
         return self._engine.views.feed.num_listeners > _FEW_WATCHERS
 
     async def shared(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
@@ -69,7 +69,7 @@ class Views:
         return await self._kept.get("summary", lambda: _json(self._summary()))
 
     async def metrics(self) -> bytes:
-        """Everything that Prometheus is told."""
+        """All numbers for Prometheus."""
         return await self._kept.get("metrics", lambda: text_of(families(self._engine, self._summary())))
 
     def _summary(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import { confirmed, toast } from "./shell.js";
 
 const ENDED = ["succeeded", "failed", "cancelled"];
 
-/** The buttons that make sense for the job as it is; `after` is called once something was done. */
+/** The buttons that suit the job's state; `after` is called after an action. */
 export function showActions(job, role, after) {
   const place = byId("actions");
   if (role !== "operator" || ENDED.includes(job.state)) {
@@ -25,7 +25,7 @@ export function showActions(job, role, after) {
   const button = (name, text, run, kind = "") => el("button", { class: `button ${kind}`, type: "button", id: `do-${name}`, on: { click: () => run(place.job, after) } }, text);
   const hadFocus = place.contains(document.activeElement);
   fill(place, shown === "resume" ? button("resume", "Resume", resume) : button("pause", "Pause", pause), button("resize", "Resize…", resize), button("cancel", "Cancel job", cancel, "danger"));
-  // Pause and Resume are one button by turns: who works by keyboard stays where they were.
+  // Pause and Resume take turns as one button: the keyboard focus stays on it.
   if (hadFocus && !place.contains(document.activeElement)) byId(`do-${shown}`).focus({ preventScroll: true });
 }
 
@@ -33,7 +33,7 @@ async function act(job, verb, body, done, after) {
   try {
     const answer = await send("POST", `${jobPath(job.id)}/${verb}`, body);
     toast(done);
-    // What the service has to add, such as that there are not so many GPUs.
+    // The service's note, such as that there are not so many GPUs.
     if (answer?.note) toast(`${job.id}: ${answer.note}`, true);
   } catch (error) {
     toast(error.message, true);

@@ -33,7 +33,7 @@ async function call(method, path, body) {
   throw new ApiError(answer.status, error.code ?? "Error", error.message ?? `status ${answer.status}`);
 }
 
-/** GET; who is not signed in goes to the page for that, and comes back. */
+/** GET; without a session, goes to the page for signing in, and back. */
 export async function get(path) {
   try {
     return await call("GET", path);
@@ -66,7 +66,7 @@ export async function signIn(token) {
   return session;
 }
 
-/** Who looks at the page: {role, csrf}. */
+/** The person at the page: {role, csrf}. */
 export async function session() {
   const found = await get("/v1/session");
   csrf = found.csrf;
@@ -74,7 +74,7 @@ export async function session() {
 }
 
 export async function signOut() {
-  // Requests that are on their way will be refused: they must not lead elsewhere.
+  // Pending requests will be refused: they must not lead to the page for signing in.
   leaving = true;
   try {
     await call("DELETE", "/v1/session");

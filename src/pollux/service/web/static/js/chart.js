@@ -28,7 +28,7 @@ class Zoom {
 }
 const timeZoom = new Zoom();
 
-/** Call `tell(zoomed)` when charts over time are zoomed and when they are not any more. */
+/** Call `tell(zoomed)` when charts over time are zoomed, and when that ends. */
 export function onTimeZoom(tell) {
   timeZoom.tell = tell;
 }
@@ -228,6 +228,6 @@ function clockTicks(_, ticks) {
 }
 
 function faded(name) {
-  // The theme's colours have six digits; two more are how opaque.
+  // The theme's colours have six digits; two more are the opacity.
   return `${themeColour(name)}2e`;
 }

@@ -50,7 +50,7 @@ function showTiles(summary, status) {
   say(byId("cluster-line"), `policy ${status.policy}, backend ${status.backend}, up since ${moment(status.started_at)}`);
 }
 
-/** A job by its name, in one piece unless it is so long that nothing else had room. */
+/** A job by its name, unbroken unless it is so long that nothing else has room. */
 const jobLink = (id) => el("a", { href: jobPage(id), class: id.length <= LONGEST_WHOLE ? "nowrap" : null }, id);
 
 function showQueue(jobs, total) {
@@ -145,7 +145,7 @@ async function start() {
   const soonTimeline = throttled(() => timeline.refresh(), 4000);
   const soonChanges = throttled(async () => showChanges(), 500);
   const all = whenSeen(() => { soonOverview(); soonJobs(); soonTimeline(); });
-  // Again whenever the stream has begun: what happened since the page was filled, and before it began, is in no message.
+  // Again whenever the stream begins: no message has what happened between filling the page and that.
   const soonRecall = throttled(async () => {
     await recall(revision, timeline.data);
     showChanges();
@@ -161,7 +161,7 @@ async function start() {
       all();
     },
   });
-  // Bars grow and times pass without events; and where many watch, an answer may be of just before the last one.
+  // Bars and times change without events; and if many watch, an answer may be older than the last event.
   setInterval(whenSeen(all), 10000);
   soonRecall();
 }

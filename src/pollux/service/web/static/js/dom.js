@@ -17,12 +17,12 @@ export function el(tag, props = {}, ...children) {
   return element;
 }
 
-/** Replace what is in an element; the focus goes to the same thing among the new, if it is there. */
+/** Replace an element's children; the focus goes to the same one among the new, if it is there. */
 export function fill(element, ...children) {
   keepFocus(element, () => element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false)));
 }
 
-/** Change what is in an element; where that removes what has the focus, the same thing among the new gets it. */
+/** Change an element's children; if that removes the focused one, the same one among the new gets the focus. */
 export function keepFocus(element, change) {
   const active = document.activeElement;
   const focused = active !== element && element.contains(active) ? nameOf(active) : null;
@@ -35,7 +35,7 @@ export function keepFocus(element, change) {
 
 const nameOf = (element) => [element.tagName, element.getAttribute("href"), element.getAttribute("aria-label") ?? element.textContent].join(" ");
 
-/** Call `show` only where `value` is another than last time, so that nothing moves under a reader's eyes. */
+/** Call `show` only if `value` has changed since last time, so that nothing moves under a reader's eyes. */
 export function onChange(show) {
   let before = null;
   return (value, ...rest) => {
@@ -46,7 +46,7 @@ export function onChange(show) {
   };
 }
 
-/** Set text only where it changed, so that selections and screen readers are left alone. */
+/** Set text only if it changed, so that selections and screen readers are left alone. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

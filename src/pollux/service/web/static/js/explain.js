@@ -5,14 +5,14 @@ import { el } from "./dom.js";
 
 const quoted = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
-/** Where ids are in a text, each as a word of its own; of two that begin alike the longer. */
+/** The places of ids in a text, each as a whole word; of two that begin alike, the longer. */
 function* places(text, jobs) {
   if (!jobs.length) return;
   const ids = [...jobs].sort((a, b) => b.length - a.length).map(quoted).join("|");
   yield* text.matchAll(new RegExp(`(?<![\\w→.-])(?:${ids})(?![\\w-]|\\.\\w)`, "g"));
 }
 
-/** The text as nodes, with links to `jobs`: the ids that the service says it names, but for the job whose page it is. */
+/** The text as nodes, with links to `jobs`, the ids that the service found in it, except this page's job. */
 export function linked(text, jobs, self = null) {
   const parts = [];
   let done = 0;

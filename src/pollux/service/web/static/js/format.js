@@ -3,7 +3,7 @@
 export const NONE = "–";
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** Three digits that count; large numbers with k, M, G. */
+/** Three significant digits; large numbers with k, M, G. */
 export function number(value) {
   if (!known(value)) return NONE;
   const size = Math.abs(value);
@@ -23,7 +23,7 @@ function trim(value) {
 }
 
 export const percent = (share) => (known(share) ? `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %` : NONE);
-/** How much of something is done: not all of it before all of it is. */
+/** How much of something is done: below 100 % until all of it is. */
 export const partOf = (share) => percent(known(share) && share < 1 ? Math.min(share, 0.99) : share);
 export const gpus = (count) => `${count} GPU${count === 1 ? "" : "s"}`;
 export const times = (ratio) => (known(ratio) ? `${ratio.toFixed(2)}×` : NONE);
@@ -59,7 +59,7 @@ const weekday = new Intl.DateTimeFormat(undefined, { weekday: "short" });
 const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 const sameDay = (a, b) => a.toDateString() === b.toDateString();
 
-/** The time of day, with the day of the week or the date where that is not today. */
+/** The time of day, with the day of the week or the date if it is not today. */
 export function moment(at, exact = false) {
   if (!known(at)) return NONE;
   const date = new Date(at * 1000);
@@ -75,7 +75,7 @@ export function tick(at, exact = false) {
   return midnight ? day.format(date) : (exact ? second : clock).format(date);
 }
 
-/** An expected end: one time where both are close, else an interval. */
+/** An expected end: one time if both ends are close, else an interval. */
 export function eta(value, now) {
   if (!value) return NONE;
   const low = Math.max(value.low, now);

@@ -62,7 +62,7 @@ function showNow(found, noise) {
   const ends = job.eta ? `expected end ${eta(job.eta, now)}` : "expected end not known yet";
   showProgress({ share: job.progress, text: ENDED.includes(job.state) ? "" : ends });
   const where = Object.entries(job.placement).map(([node, count]) => `${count} on ${node}`).join(", ");
-  // What a job told before it was given its present GPUs, or when it last held any, is no longer so.
+  // What a job reported before it got its present GPUs, or when it last held any, no longer holds.
   const idle = !ENDED.includes(job.state) && job.gpus === 0 && job.reported_at !== null;
   const stale = job.outdated || idle;
   byId("outdated").hidden = !stale;
@@ -104,7 +104,7 @@ const PURPOSES = {
   resume: "To let it run again", show: "To see all about it", top: "To watch the cluster",
 };
 
-/** What a command is for; a resize may undo what has just happened, so that is said before it is copied. */
+/** What a command is for; a resize may undo what has just happened, which people must know before they copy it. */
 function purposeOf(step, job) {
   const resize = step.match(/^pollux resize \S+ --gpus ([0-9]+)(?:\.\.([0-9]+))?$/);
   if (!resize) return PURPOSES[step.split(" ")[1]] ?? "What helps next";
@@ -183,7 +183,7 @@ async function start() {
   const soonReceipt = throttled(receipt, 10000);
   const soonLog = throttled(() => (log.follows ? log.read() : null), 1000);
   const seen = whenSeen(() => { soonSeries(); soonCurve(); soonReceipt(); soonLog(); });
-  // The state is in the title too, which is all that is seen of a page behind another.
+  // The title has the state too: it is all that people see of a page in the background.
   const all = () => { soonOverview(); seen(); };
   follow({
     onState: showLive,

@@ -50,7 +50,7 @@ export class JobTable {
     fill(place, el("label", { class: "inline-field" }, "Show ", select), form);
   }
 
-  /** The whole of a reason that its cell has no room for: to who points at it, and to who has the focus in its row. */
+  /** Show a reason in full if its cell is too small: when it is pointed at, or its row has the focus. */
   listen() {
     this.body.addEventListener("pointerover", ({ target }) => this.tell(target.closest(".cause")?.parentNode));
     this.view.addEventListener("pointerleave", () => this.tell(null));
@@ -74,7 +74,7 @@ export class JobTable {
     this.tip.style.top = `${above ? box.top - here.top - this.tip.offsetHeight - 2 : box.bottom - here.top + 2}px`;
   }
 
-  /** The row may have moved, or be another element now. */
+  /** Show it again: its row may have moved, or be another element now. */
   tellAgain() {
     if (this.told) this.tell([...this.body.children].find((row) => row.dataset.job === this.told));
   }
@@ -101,7 +101,7 @@ export class JobTable {
     const ended = ["succeeded", "failed", "cancelled"];
     const sum = (wanted) => Object.entries(states ?? {}).reduce((total, [state, count]) => total + (wanted(state) ? count : 0), 0);
     const chosen = sum({ active: (state) => !ended.includes(state), all: () => true, ended: (state) => ended.includes(state) }[this.which] ?? ((state) => state === this.which));
-    // Once all were read it is known how many there are to show, whatever was counted a moment before or after.
+    // Once all rows were read their number is known, whatever was counted a moment before or after.
     this.total = this.complete ? this.rows.length : Math.max(chosen, this.rows.length);
     if (states) say(this.hint, `${chosen.toLocaleString()} of ${sum(() => true).toLocaleString()}`);
     this.note.hidden = this.total > 0;
@@ -109,7 +109,7 @@ export class JobTable {
     this.paint(true);
   }
 
-  /** The next page; who asks while it is on its way gets the same. */
+  /** The next page; calls during a request share that request. */
   more() {
     if (this.complete) return Promise.resolve();
     this.loading ??= this.load().finally(() => { this.loading = null; });
@@ -149,7 +149,7 @@ export class JobTable {
       try {
         found = await getJobs(this.query(page.after));
       } catch (error) {
-        // The job behind which the page begins is forgotten.
+        // The job after which the page begins was forgotten.
         if (error.status === 404) return this.restart();
         throw error;
       }
@@ -168,7 +168,7 @@ export class JobTable {
     this.count(this.states);
   }
 
-  /** Jobs came into or fell out of the filter: what was read so far no longer adds up. */
+  /** Jobs came into or fell out of the filter: the pages read so far no longer fit together. */
   async restart() {
     const wanted = this.inSight()[1];
     const which = this.which;
@@ -216,7 +216,7 @@ export class JobTable {
     this.painting = false;
     this.tellAgain();
     if (last > this.rows.length && !this.complete) quietly(this.more());
-    // Rows that are scrolled back to may be of long ago.
+    // Rows that come back into sight may be old.
     else if (!always && !this.renewing && this.pagesInSight().some(([, page]) => performance.now() - page.at > OLD_MS)) {
       this.renewing = quietly(this.refresh()).finally(() => { this.renewing = null; });
     }
@@ -224,7 +224,7 @@ export class JobTable {
 
   row(job, index, now) {
     if (!job) return el("tr", { "aria-rowindex": String(index + 2) }, el("td", { colspan: String(COLUMNS.length), class: "muted" }, "…"));
-    // Told before it was given its present GPUs.
+    // Reported before the job got its present GPUs.
     const told = (text) => (job.outdated && text !== NONE ? el("td", { class: "right muted", title: "Told before it was given its present GPUs" }, `~ ${text}`, el("span", { class: "sr-only" }, ", told before it was given its present GPUs")) : el("td", { class: "right" }, text));
     return el("tr", { "aria-rowindex": String(index + 2), "data-job": job.id },
       el("th", { scope: "row" }, el("a", { href: jobPage(job.id) }, job.id)),

@@ -3,7 +3,7 @@
 import { leave } from "./api.js";
 import { messages, Stream } from "./stream.js";
 
-/** Where events come from: the one stream of all pages of this browser, or one of our own where pages cannot share. */
+/** The source of events: one stream for all pages of this browser, or this page's own if pages cannot share. */
 function connect(hear) {
   let own = null;
   const alone = () => {
@@ -33,7 +33,7 @@ function connect(hear) {
 
 /**
  * Follow /v1/events. `onEvent(event)` for each fact, `onState("live" | "reconnecting")`, and `onBack()` after every
- * reconnection, when whatever was missed has to be read anew; also when a page comes back from the browser's cache.
+ * reconnection, when what was missed must be read anew; also when a page comes back from the browser's cache.
  */
 export function follow({ onEvent, onState, onBack }) {
   let wasLive = false;
@@ -64,10 +64,10 @@ export function follow({ onEvent, onState, onBack }) {
   };
   open();
   addEventListener("pagehide", close);
-  // The browser may keep a page as it was, and show it again when its reader goes back to it.
+  // The browser may keep a page as it was, and show it again when the reader goes back.
   addEventListener("pageshow", (event) => { if (event.persisted) open(); });
   document.addEventListener("visibilitychange", () => {
-    // A stream of a page's own is one of the few connections that there are: not for a page that nobody sees.
+    // A page's own stream takes one of few connections, so a hidden page gives it up.
     if (document.hidden && !connection?.isShared()) close();
     else if (!document.hidden) {
       open();
@@ -85,19 +85,19 @@ export async function eventsAfter(revision) {
   return answer.ok ? messages(await answer.text()).map(({ kind, data }) => ({ kind, ...JSON.parse(data) })) : [];
 }
 
-/** Let a request fail that is made again anyway; mistakes of our own are told. */
+/** Ignore the failure of a request that will be repeated; report mistakes of our own. */
 export function quietly(promise) {
   return promise.catch((error) => {
     if (error.status === undefined) console.error(error);
   });
 }
 
-/** With many watchers each page reads more seldom, so that all of them together ask no more of the service than a few do. */
+/** With many watchers each page reads less often, so that together they load the service no more than a few do. */
 const FEW_WATCHERS = 25;
 let pace = 1;
 export const setPace = (watchers) => { pace = Math.max(1, (watchers ?? 0) / FEW_WATCHERS); };
 
-/** Run `work` soon, at most once per `every` milliseconds (more seldom where many watch), and never twice at a time. */
+/** Run `work` soon, at most once per `every` milliseconds (less often if many watch), and never twice at a time. */
 export function throttled(work, every) {
   let timer = 0;
   let last = -Infinity;

@@ -20,7 +20,7 @@ export class Log {
     setInterval(() => { if (!document.hidden && this.follows && !this.ended) this.read(); }, POLL_MS);
   }
 
-  /** How many replicas there have been at most, and whether more can be written. */
+  /** Note the most replicas there have been, and whether the log has ended. */
   know(replicas, ended) {
     const count = Math.max(replicas, 1);
     this.ended = ended;
@@ -60,7 +60,7 @@ export class Log {
       if (replica === this.replica) say(byId("log-hint"), error.message);
     } finally {
       this.reading = false;
-      // Another was chosen meanwhile, and was told to wait.
+      // Another replica was chosen meanwhile, and has waited.
       if (replica !== this.replica) this.read();
     }
   }

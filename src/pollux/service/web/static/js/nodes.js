@@ -27,7 +27,7 @@ export class Nodes {
     const same = this.all.length === nodes.length && this.shown.length > 0;
     this.all = nodes;
     if (!same || this.find) return this.filter(this.find);
-    // Only what is in sight can have changed to the eye.
+    // Only what is in sight must be drawn.
     this.shown = nodes;
     this.from = -1;
     this.paint();

@@ -56,13 +56,13 @@ async function ask(event) {
   }
 }
 
-/** The replay under way, else the newest that came to something; none where there is neither. */
+/** The running replay, else the newest with a result; none if there is neither. */
 async function newest() {
   const { replays } = await get("/v1/whatif");
   return replays.find((one) => one.state === "running") ?? replays.find((one) => one.state === "done");
 }
 
-/** Go on where this page, or another, was left: a replay goes on without anybody who looks at it. */
+/** Go on where this page, or another, was left: a replay runs on without a page. */
 async function findAgain() {
   const found = running ? null : await newest();
   if (!found) return;
@@ -120,11 +120,11 @@ function rowsOf(result) {
   })));
 }
 
-/** Whether two rows replay the same jobs: only then does one time tell something about the other. */
+/** Whether two rows replay the same jobs: only then can their times be compared. */
 const sameJobs = (a, b) => a.count === b.count && JSON.stringify(a.leftOut) === JSON.stringify(b.leftOut);
 
 const HOUR = 3600;
-// Over a line that is the same, a dashed one leaves some of it to be seen.
+// A dashed line over an equal one leaves parts of it visible.
 const DASHES = [[8, 6], [3, 5], [12, 4, 3, 4]];
 const COLUMNS = [
   ["Replayed jobs", (row) => row.count.toLocaleString()], ["Average completion", (row) => duration(row.avg_jct_hours * HOUR)], ["Against the first", null],
@@ -134,7 +134,7 @@ const COLUMNS = [
 
 const nodesText = (count) => `${count} node${count === 1 ? "" : "s"}`;
 
-/** The time of a row beside that of the first; in colour only where both did the same work. */
+/** The time of a row beside that of the first; in colour only if both did the same work. */
 function against(row, first) {
   if (row === first) return NONE;
   const ratio = row.avg_jct_hours / first.avg_jct_hours;
@@ -170,7 +170,7 @@ function showResult(result, focus = true) {
   if (focus) byId("result-title").focus();
 }
 
-/** Which share of the jobs was through after how long, and how many jobs there were over time. */
+/** The share of jobs done after each completion time, and the number of jobs over time. */
 function showPlots(rows, name) {
   const shown = rows.slice(0, 12);
   const series = shown.map((row, index) => ({ label: name(row), colour: `--c${index}`, step: true, dash: index > 0 ? DASHES[(index - 1) % DASHES.length] : undefined }));
@@ -182,14 +182,14 @@ function showPlots(rows, name) {
   const began = Math.min(...shown.flatMap((row) => row.jobs.map((job) => job.submitted)));
   draw(present, shown.map((row) => {
     const changes = row.jobs.flatMap((job) => [[(job.submitted - began) / 60, 1], [(job.finished - began) / 60, -1]]).sort((a, b) => a[0] - b[0]);
-    // Of very many jobs the service sends a part; each of them stands for as many.
+    // Of very many jobs the service sends a sample; each job of it stands for this many.
     const each = (row.num_jobs ?? row.jobs.length) / Math.max(row.jobs.length, 1);
     let count = 0;
     return changes.map(([at, change]) => [at, (count += change * each)]);
   }), 0);
 }
 
-/** Steps of several lines on one axis: each keeps its value until its next. */
+/** Steps of several lines on one axis: each keeps its value until its next step. */
 function draw(chart, lines, start) {
   const xs = [...new Set([0, ...lines.flat().map(([at]) => at)])].sort((a, b) => a - b);
   chart.update(xs, lines.map((line) => {

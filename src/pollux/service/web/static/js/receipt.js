@@ -17,7 +17,7 @@ function fact(name, value) {
   return el("div", {}, el("dt", {}, name, info(name)), el("dd", {}, value));
 }
 
-/** What the loss says about changes of the batch: the newest that it can tell of, each with its interval. */
+/** What the loss says about changes of the batch: the newest measured ones, each with its interval. */
 function realised(changes) {
   const told = changes.filter((one) => finite(one?.realised_over_predicted) !== null);
   if (told.length) return told.slice(-CHANGES_SHOWN).map(ratio).join("; ");

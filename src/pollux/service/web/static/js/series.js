@@ -66,7 +66,7 @@ export class Series {
 
   draw() {
     const [first, last] = this.span();
-    // The same span for all: what is not known at its ends is a gap.
+    // All have the same span; unknown values at its ends are a gap.
     const at = [first, ...this.rows.map((row) => row.at), last];
     for (const { chart, read } of this.charts) {
       if (read === null) this.drawGpus(chart, at);
@@ -92,7 +92,7 @@ export class Series {
     return [first - 0.001, Math.max(last, this.until ?? last) + 0.001];
   }
 
-  /** GPUs by the changes themselves; reports, which come only every now and then, before the first that is known. */
+  /** GPUs by the changes; before the first known change, by the reports, which come only now and then. */
   drawGpus(chart, at) {
     const since = this.marks.length ? this.marks[0].at : Infinity;
     const reported = this.rows.filter((row) => row.at < since).map((row) => [row.at, row.values.num_replicas]);
@@ -118,7 +118,7 @@ export class Series {
     if (count > 0) say(place, `${count.toLocaleString()} more metric${count === 1 ? " is" : "s are"} not drawn: the page has room for the first ${MOST_METRICS} by name.`);
   }
 
-  /** A measurement against samples seen; what a job did before it went back to a checkpoint is drawn over. */
+  /** A measurement against samples seen; work that a checkpoint undid is drawn over. */
   bySamples(chart, samples, read) {
     const points = [];
     this.rows.forEach((row, index) => {

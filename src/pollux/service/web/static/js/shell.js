@@ -1,4 +1,4 @@
-// The frame of every page: header, who is signed in, live state, theme, messages, small explanations.
+// The frame of every page: header, the signed-in person, live state, theme, messages, small explanations.
 
 import { get, session, signOut } from "./api.js";
 import { byId, el, say } from "./dom.js";
@@ -44,7 +44,7 @@ function themeButton() {
   return button;
 }
 
-/** Put the frame around the page, and say who looks: "operator" or "viewer". */
+/** Put the frame around the page; returns the role, "operator" or "viewer". */
 export async function frame(current) {
   const link = (href, text) => el("a", { href, "aria-current": href === current ? "page" : null }, text);
   const live = el("span", { class: "live", id: "live", role: "status", "data-state": "connecting" }, "Connecting…");
@@ -75,7 +75,7 @@ export function showLive(state) {
   say(place, state === "live" ? "Live" : "Reconnecting…");
 }
 
-/** A message that goes by itself; what went wrong stays longer. */
+/** A message that disappears by itself; an error stays longer. */
 export function toast(text, bad = false) {
   const message = el("div", { class: bad ? "toast bad" : "toast" }, text);
   byId("toasts").append(message);
@@ -145,7 +145,7 @@ export function confirmed({ title, text, button, danger = false, field = null })
   });
 }
 
-/** The clock of the service, which is what all its times are by. */
+/** The clock of the service, which all times are by. */
 let offset = 0;
 export const serverNow = () => Date.now() / 1000 + offset;
 

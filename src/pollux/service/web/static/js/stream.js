@@ -21,7 +21,7 @@ export class Stream {
     source.onopen = () => this.say("live");
     source.onerror = () => {
       this.say("reconnecting");
-      // The browser tries again by itself unless an answer refused it, as a service does that is about to stop.
+      // The browser tries again by itself unless it was refused, for example by a service that is stopping.
       if (source.readyState === EventSource.CLOSED) this.later();
     };
     for (const kind of KINDS) source.addEventListener(kind, (message) => this.hear(kind, message.data, message.lastEventId));
@@ -39,7 +39,7 @@ export class Stream {
     this.timer = setTimeout(() => this.again(), RETRY_MS);
   }
 
-  /** What was missed, since a new stream begins with the present; then the new stream. */
+  /** Read what was missed, since a new stream begins with the present; then open the stream. */
   async again() {
     const asked = this.timer;
     const headers = this.last ? { "Last-Event-ID": this.last } : {};

@@ -6,7 +6,7 @@ import { info } from "./shell.js";
 /** The head of a column `{name, about, class}`; `about` is the entry of WORDS that explains it. */
 export function columnHead({ name, about, class: kind }) {
   const button = about ? info(about) : null;
-  // Who moves through cells by ear is told the name of the column, not its explanation each time.
+  // A screen reader says the column's name for each cell, not its explanation.
   return el("th", { scope: "col", class: kind, "aria-label": button && name }, button ? el("span", { class: "explained" }, name, button) : name);
 }
 
@@ -20,7 +20,7 @@ export function table(caption, columns, rows, props = {}) {
 
 const columnsOf = (found) => JSON.stringify([...found.tHead.rows[0].cells].map((cell) => cell.ariaLabel ?? cell.textContent));
 
-/** Rows that say the same as before stay in the page, so that no press on one of their links is lost; rows have no listeners. */
+/** Unchanged rows stay in the page, so that no press on one of their links is lost; rows have no listeners. */
 function showRows(body, rows) {
   const before = [...body.rows];
   const shown = rows.map((row) => {
@@ -33,7 +33,7 @@ function showRows(body, rows) {
   });
 }
 
-/** Show a table in a place; where the same one is there already its head stays, and who reads an explanation goes on. */
+/** Show a table in a place; if the same one is there already, its head stays, with an open explanation. */
 export function showTable(place, found) {
   const before = place.firstElementChild;
   if (before?.tagName !== "TABLE" || columnsOf(before) !== columnsOf(found)) fill(place, found);

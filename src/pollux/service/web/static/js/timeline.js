@@ -17,7 +17,7 @@ const LEAST_SPAN = 30;
 const LEGEND_JOBS = 12;
 
 export class Timeline {
-  /** `load(since, until)` asks for data of a span; `now()` is the service's clock. */
+  /** `load(since, until)` requests the data of a span; `now()` is the service's clock. */
   constructor(place, tools, hint, { load, now }) {
     Object.assign(this, { place, hint, load, now, span: 3600, end: null, data: null, first: null, fits: false });
     this.canvas = el("canvas", { tabindex: "0", role: "img", "aria-label": "GPUs by job over time", "aria-describedby": "timeline-keys" });
@@ -52,7 +52,7 @@ export class Timeline {
     this.moved();
   }
 
-  /** As much as anything ran, at most a day; it grows with what runs until another span is chosen. */
+  /** The span in which jobs ran, at most a day; it grows with running jobs until another span is chosen. */
   fit() {
     this.end = null;
     this.fits = true;
@@ -101,7 +101,7 @@ export class Timeline {
     this.asked = (this.asked ?? 0) + 1;
     const asked = this.asked;
     const data = await this.load(since, Math.min(until, this.now()));
-    // What was asked for later is what is looked at now.
+    // The reader looks at the span of a later request now.
     if (asked !== this.asked && this.data) return;
     this.data = data;
     introduce(this.data.jobs.map((job) => job.id).filter((id) => id !== null));
@@ -178,7 +178,7 @@ export class Timeline {
     this.capacity(ctx);
   }
 
-  /** Where one column ends and the next begins: at every change where those are few, else every two pixels. */
+  /** Where one column ends and the next begins: at every change if there are few, else every two pixels. */
   edges() {
     const [since, until] = [this.since, this.until];
     const changes = new Set([since, until]);
