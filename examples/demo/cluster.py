@@ -31,6 +31,7 @@ class Request:
     epochs: int
     fixed_slots: int
     seed: int = 0
+    script: Path = HERE / "train.py"
 
 
 # A long job first, short ones after. Its users' own sizes are what people choose: a round number that is free now.
@@ -110,13 +111,14 @@ class Service:
 
     def submit(self, job: Request, adaptive: bool, prefix: str = "") -> None:
         """The same training, elastic with a ceiling for its batch, or as its user would fix it."""
-        command = [sys.executable, str(HERE / "train.py"), "--epochs", str(job.epochs), "--seed", str(job.seed)]
+        command = [sys.executable, str(job.script), "--epochs", str(job.epochs), "--seed", str(job.seed)]
         command += ["--copies", str(COPIES)]
         if adaptive:
             command += ["--max-batch-size", "512"]
         gpus = f"1..{self.slots}" if adaptive else job.fixed_slots
         name = f"{prefix}{job.name}"
-        self.post("/v1/jobs", {"name": name, "run": command, "gpus": gpus, "workdir": str(HERE), "grace": "20s"})
+        workdir = str(job.script.parent)
+        self.post("/v1/jobs", {"name": name, "run": command, "gpus": gpus, "workdir": workdir, "grace": "20s"})
 
 
 def run(
@@ -132,7 +134,7 @@ def run(
     What is seen of each job goes into `seen`, so that it is there whatever ends this. With a `prefix` before their
     names the jobs are told from others that the service knows. OutOfTime at the monotonic time `ends_at`.
     """
-    adaptive = service.policy == "pollux"
+    adaptive = service.policy != "fifo"
     began = time.monotonic()
     waiting = sorted(workload, key=lambda job: job.at)
     while waiting or any(job.ended is None for job in seen.values()):

@@ -70,7 +70,7 @@ def test_an_instance_that_is_not_there(tmp_path):
     assert "none.json" in done.stderr
 
 
-@pytest.mark.parametrize("script", ["allocate", "fit", "reproduce", "run_all", "simulate", "strangers"])
+@pytest.mark.parametrize("script", ["allocate", "fit", "local", "reproduce", "run_all", "simulate", "strangers"])
 def test_every_script_has_quick_and_seed(script):
     done = call(script, "--help")
     assert done.returncode == 0
