@@ -100,9 +100,13 @@ def known(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
 def summary(runs: dict[tuple[str, int], dict[str, Any]]) -> dict[str, Any]:
     """What all runs say, policy by policy."""
     by_policy = {policy: [run for (name, _), run in sorted(runs.items()) if name == policy] for policy in POLICIES}
+    against_pollux, against_fifo = compare(runs, "castor", "pollux"), compare(runs, "castor", "fifo")
     return {
-        "castor_over_pollux": compare(runs, "castor", "pollux"),
-        "castor_over_fifo": compare(runs, "castor", "fifo"),
+        "castor_over_fifo_mean": against_fifo["mean"],
+        "castor_over_pollux_upper": against_pollux["interval"] and against_pollux["interval"][1],
+        "castor_over_pollux_largest": against_pollux["largest"],
+        "castor_over_pollux": against_pollux,
+        "castor_over_fifo": against_fifo,
         "pollux_over_fifo": compare(runs, "pollux", "fifo"),
         "mean_completion_seconds": {
             policy: round(statistics.mean(run["mean_completion_seconds"] for run in those), 1)
