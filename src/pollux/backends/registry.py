@@ -1,4 +1,9 @@
-"""Finds backends by name; imports each on use."""
+"""Finds backends by name; imports each on use.
+
+A new backend begins here, with one line in `_REGISTRY`. Its class fits `backends.protocol.Backend`; where an engine
+lends nodes it extends `backends.fleet.backend.FleetBackend` and supplies a `backends.nodes.provider.NodeProvider`. Its
+tests inherit `pollux.testing.conformance.backends`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A replica of a running job: it trains, moves to other generations, and recovers when other replicas are lost.
 
 `generation_move` moves it; `elastic_job` is the job's part in that. The plan to move by comes from the job's shim.
-In a live resize: after `backends.shim.transition`, before `agent.elastic.generation_move` (docs/design/0016).
+In a live resize: after `agent.elastic.step_requests`, before `agent.elastic.generation_move` (docs/design/0016).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 No replica acts alone: a request is written to the job's store, every replica becomes armed, and replica 0 then names a
 step that no replica has passed. Without a request a step only reads a flag.
+In a live resize: after `backends.shim.transition`, before `agent.elastic.member` (docs/design/0016).
 """
 
 from __future__ import annotations

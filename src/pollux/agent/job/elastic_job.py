@@ -1,6 +1,7 @@
 """The job's part in a change of its replicas: what it releases, sends and rebuilds.
 
 `pollux.agent.elastic.member` decides when, and with which replicas.
+In a live resize: after `agent.elastic.generation_move`; the job's next step follows (docs/design/0016).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Carries out orders for jobs: gives them slots, and starts, changes and ends their generations.
 
 The jobs' shims own the processes; the allocator owns the slots. `shim_backend` and the backends check orders.
+In a live resize: after `service.engine.executor`, before `backends.dispatch.changes` (docs/design/0016).
 """
 
 from __future__ import annotations

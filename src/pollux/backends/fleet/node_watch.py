@@ -5,7 +5,7 @@ The end of a node is reported after the losses of its jobs, so that jobs that ca
 Where a lost node is noticed:
 
 - by silence, on any engine: `shim/remote_launcher`, whose message comes to `handle_message` here;
-- by Slurm: `slurm/queue_view` reads the queue, `slurm/pool_plan` finds what is lent or left; then `step` here;
+- by Slurm: `_read_queue` and `_read_states` of `slurm/queue_view`, then `slurm/pool_plan`; then `step` here;
 - by Ray: `find_nodes` of `ray/driver/loop`, and `ray/driver/host_actors` for the host on a node; then `step` here.
 """
 

@@ -1,6 +1,7 @@
 """A generation whose replicas can join and leave while the job runs: feeds the state machine of `transition`.
 
 It carries out the actions of the state machine: starts processes, writes keys of the job's store, tells the services.
+In a live resize: after `backends.shim.process`, before `backends.shim.transition` (docs/design/0016).
 """
 
 from __future__ import annotations

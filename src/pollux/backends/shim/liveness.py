@@ -1,4 +1,7 @@
-"""Finds replicas of a job that have been silent for too long. Pure: the shim decides what to do with them."""
+"""Finds hung replicas of a job: those that have been silent for too long.
+
+Pure: the shim decides what to do with them.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 It is started with `python -m pollux.backends.shim.process`, and has one thread, so that it may fork. Services connect
 to a socket in its folder, and exchange the messages of `pollux.wire.live.messages`. The shim writes its orders, and how
 its job ended, to disk before it reports them.
+In a live resize: after `backends.dispatch.changes`, before `backends.shim.live_generation` (docs/design/0016).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Starts and ends replicas on other machines, through the job runners of the nodes.
 
 No method waits: the shim's loop serves the connections, which are made again when they break. A node that is silent for
-too long is lost, with all replicas of the job there: a lost node is noticed here on Ray and on Slurm alike.
-What the engines know of lost nodes: `fleet/node_watch`.
+too long (`keep_connections`) is lost, with all replicas of the job there: a silent node is noticed here, on any engine.
+Other signs of a lost node: `fleet/node_watch`.
 """
 
 from __future__ import annotations

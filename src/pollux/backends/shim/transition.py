@@ -1,7 +1,7 @@
 """The state machine of a running job's replicas: from one generation to the next, to a loss, or to the job's end.
 
 Pure: events go in with their time, actions come out. `phases` has the phases; `live_generation` takes the actions.
-In a live resize: after `backends.shim.generation`, before `agent.elastic.step_requests` (docs/design/0016).
+In a live resize: after `backends.shim.live_generation`, before `agent.elastic.step_requests` (docs/design/0016).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads Slurm's queue, its nodes and the pool's folder in rounds; also has the thread for these rounds.
 
-The two providers, `pilot_provider` and `job_provider`, decide what to do with nodes and jobs. A lost node
-is noticed here: its batch job has left the queue, or Slurm calls the node down. `pool_plan` then does not lend it, or
-leaves it, and `fleet/node_watch` tells the jobs.
+The two providers, `pilot_provider` and `job_provider`, decide what to do with nodes and jobs.
+A lost node is noticed here on Slurm: its batch job has left the queue (`_read_queue`), or Slurm calls the node down
+(`_read_states`). `pool_plan` (`_ViewBuilder._node`) then drops it, and `fleet/node_watch` tells the jobs.
 """
 
 from __future__ import annotations

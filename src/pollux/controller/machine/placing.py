@@ -1,4 +1,7 @@
-"""Gives a job its new placement, and returns the command for its backend that follows from it."""
+"""Gives a job its new placement, and returns the command for its backend that follows from it.
+
+After a decision, before `service.engine.executor`, in every start and resize (docs/design/0016).
+"""
 
 from __future__ import annotations
 

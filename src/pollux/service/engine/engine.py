@@ -129,7 +129,10 @@ class Engine:
     # Jobs
 
     def submit(self, request: JobRequest, key: str | None = None) -> Future[tuple[JobStatus, Plan]]:
-        """Submit a job. The same idempotency `key` with the same request gives the same job again."""
+        """Submit a job. The same idempotency `key` with the same request gives the same job again.
+
+        Before the answer the store has the key (`JobIds.of_submission`) and the fact (`EventPipeline.process`).
+        """
         answer: Future[tuple[JobStatus, Plan]] = Future()
         accepted: list[str] = []
 

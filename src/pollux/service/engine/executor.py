@@ -1,7 +1,15 @@
 """Executes the controller's commands on a backend, and reconciles the two after a start.
 
 A resize is sent live, or as a stop and a start: `JobRecord.moves_live` in `controller.state.records` is the rule.
-In a live resize: after `controller.machine.placing`, before `backends.dispatch.dispatcher` (docs/design/0016).
+
+What runs between a decision and the first step of a new replica (docs/design/0016 has every call):
+
+- a start: `controller.machine.placing`, `executor.start`, `backends.dispatch.dispatcher` (`submit`, `_launch`),
+  `backends.dispatch.shim_client`, `backends.shim.process` (`_launch`), `backends.shim.generation` (`start`),
+  `backends.process.fork_replica`, `agent.initialize`, `agent.job.training_loop` (`start`);
+- a live resize: `executor.execute`, `backends.dispatch.dispatcher` (`resize`), `backends.dispatch.changes`,
+  `backends.shim.process` (`_resize`), `backends.shim.live_generation`, `backends.shim.transition`, then in each replica
+  `agent.elastic.step_requests`, `agent.elastic.member`, `agent.elastic.generation_move`, `agent.job.elastic_job`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class JobIds:
         self._settings = settings
 
     def of_submission(self, request: JobRequest, key: str | None, jobs: Mapping[str, JobRecord]) -> tuple[str, bool]:
-        """The id for a submission, and whether the same submission was accepted before."""
+        """The id for a submission, and whether the same submission was accepted before; writes its key down."""
         digest = hashlib.sha256(encode_json(request).encode()).hexdigest()
         known = self._known_keys()
         job_id, known_digest = ("", "") if key is None else known.get(key, ("", ""))

@@ -1,4 +1,8 @@
-"""The pause of a simulated job when its GPUs change: a constant, or a model of its state and of bandwidths."""
+"""What a simulated resize costs: how long a job pauses when its GPUs change.
+
+A constant number of seconds, the same for live resizes and restarts; or, with `auto`, a model of its state and of
+bandwidths (`PauseModel`).
+"""
 
 from __future__ import annotations
 
