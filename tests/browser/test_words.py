@@ -23,8 +23,8 @@ def test_each_is_one_sentence():
         assert re.fullmatch(r"[A-Z][^.]*(?:\.\d[^.]*)*\.", text), name
 
 
-# What the receipt says in words, not in numbers.
-NO_NUMBERS = {"Mode", "Trained as plain PyTorch would", "Learning-rate rule"}
+# What job and receipt say in words, not in numbers.
+NO_NUMBERS = {"Mode", "Trained as plain PyTorch would", "Learning-rate rule", "Last save"}
 
 
 def test_every_number_shown_has_one():
