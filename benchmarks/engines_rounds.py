@@ -20,7 +20,18 @@ from typing import Any
 from measure import timed
 
 from pollux.backends.ray.driver.loop import Driver
-from pollux.backends.ray.driver_order import DriverOrder
+from pollux.backends.ray.driver_messages import (
+    DriverOrder,
+    DriverRequest,
+    GrantedMessage,
+    HostGoneMessage,
+    HostMessage,
+    HostReport,
+    NodesMessage,
+    TakeClaims,
+    decode_message,
+    encode_line,
+)
 from pollux.backends.ray.nodes import lending_nodes
 from pollux.backends.ray.options import RayOptions
 from pollux.backends.ray.provider import RayNodeProvider
@@ -207,11 +218,11 @@ class PlayedLink:
     is_connected, trouble = True, ""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.told: list[DriverRequest] = []
 
-    def send(self, order: dict[str, Any]) -> None:
-        """One line to the driver."""
-        self.told.append(order)
+    def send(self, request: DriverRequest) -> None:
+        """One request to the driver."""
+        self.told.append(request)
 
 
 def of_ray(ray_id: str, copy: int) -> str:
@@ -255,22 +266,20 @@ def ray_rounds(story: list[dict[str, Any]], copies: int, repeats: int) -> dict[s
     """The story of Ray's: every replica has its placement group, and hosts are up as soon as their nodes are."""
     with tempfile.TemporaryDirectory(prefix="pollux-engines-") as folder:
         lender, link = RayNodeProvider(Path(folder), RayOptions()), PlayedLink()
-        lender._link = link  # type: ignore[assignment]
+        lender._link, lender._grants._send = link, link.send  # type: ignore[assignment]
         jobs = ray_jobs(story[0], copies)
         up: set[str] = set()
 
         def look(rows: list[dict[str, Any]], dead: set[str]) -> None:
             seen = lending_nodes(rows, None, False)
-            nodes = {"kind": "nodes", "nodes": [node.described() for node in seen], "leaving": {}}
-            lender._hear(json.loads(json.dumps(nodes)))
+            lender._hear(decode_message(encode_line(NodesMessage(tuple(seen), {}))))
             for node in seen:
                 if node.ray_id in dead:
                     # By the end of its actor, which is sooner known than what Ray says of the node.
-                    lender._hear({"kind": "gone", "node": node.name, "why": "its host ended"})
+                    lender._hear(HostGoneMessage(node.name, "its host ended"))
                 elif node.ray_id not in up:
                     up.add(node.ray_id)
-                    host = {"node": node.name, "address": [node.address, 4000], "gpus": [], "odd": "", "doubt": ""}
-                    lender._hear({"kind": "host", **host})
+                    lender._hear(HostMessage(node.name, HostReport((node.address, 4000), ())))
             ask_after(lender, jobs)
 
         slowest = (0.0, "")
@@ -282,8 +291,8 @@ def ray_rounds(story: list[dict[str, Any]], copies: int, repeats: int) -> dict[s
                 for job, places in jobs.items():
                     lender.ask(job, places)
                 for order in [*link.told]:
-                    for claim in order.get("claims", ()):
-                        lender._hear({"kind": "granted", "claim": claim, "gpu": None})
+                    for claim in order.claims if isinstance(order, TakeClaims) else ():
+                        lender._hear(GrantedMessage(claim))
                 assert all(lender.held(job).keys() == places.keys() for job, places in jobs.items())
         link.told.clear()
         steady = [timed(functools.partial(look, rows, dead)) for _ in range(repeats)]
@@ -356,17 +365,17 @@ def ray_calls(rows: list[dict[str, Any]], repeats: int, slots: int | None) -> di
     sys.modules.update(ray.modules())
     try:
         order = DriverOrder("ab" * 32, "pollux:s:", slots=slots)
-        driver = Driver(ray, order, lambda kind, **more: told.append((kind, more)), lambda: now[0])
+        driver = Driver(ray, order, told.append, lambda: now[0])
         driver.look_around()
-        names = [node["name"] for node in told[0][1]["nodes"]]
-        driver.obey({"do": "take", "claims": {f"pollux:s:j:{number}": name for number, name in enumerate(names)}})
+        names = [node.name for node in told[0].nodes]
+        driver.obey(TakeClaims({f"pollux:s:j:{number}": name for number, name in enumerate(names)}))
         now[0] += 10.0
         for claim in driver.groups.not_granted():
             if slots is None and ray.states[claim] == "CREATED":
                 # In the place of its group the played Ray gives its name.
                 driver.groups._found(["0"], None, claim, claim)
         driver.look_around()
-        assert [kind for kind, _ in told].count("granted") == len(names) - math.ceil(len(names) / 10)
+        assert sum(isinstance(message, GrantedMessage) for message in told) == len(names) - math.ceil(len(names) / 10)
         ray.calls = 0
         seconds = [timed(driver.look_around) for _ in range(repeats)]
     finally:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from starlette.testclient import TestClient
@@ -26,6 +26,29 @@ from pollux.backends.dispatch.site import Site
 from pollux.backends.node_daemon.job_runner import NodeJobRunner
 from pollux.backends.process import proc
 from pollux.backends.process.select_loop import SelectLoop
+from pollux.backends.ray import driver_messages as ray_messages
+from pollux.backends.ray.driver_messages import (
+    ConnectedMessage,
+    DesireNodes,
+    DriverMessage,
+    DriverOrder,
+    DriverRequest,
+    FailedMessage,
+    FreeClaims,
+    GrantedMessage,
+    HostGoneMessage,
+    HostMessage,
+    HostReport,
+    NodesMessage,
+    ReleaseHosts,
+    RetryClaims,
+    TakeClaims,
+    TroubleMessage,
+    UnreachableMessage,
+    WaitsMessage,
+    WellMessage,
+)
+from pollux.backends.ray.nodes import RayNode
 from pollux.backends.ray.options import RayOptions
 from pollux.backends.ray.provider import RayNodeProvider
 from pollux.backends.shim import live_generation as live_module
@@ -36,7 +59,7 @@ from pollux.backends.shim.store import plain_protocol
 from pollux.backends.shim.store.peers import StorePeers
 from pollux.backends.transport import channel as channel_module
 from pollux.backends.transport.channel import Channel, SecureLine
-from pollux.core.errors import BackendFailed, CheckpointDamaged, CheckpointMismatch, PolluxError
+from pollux.core.errors import BackendFailed, CheckpointDamaged, CheckpointMismatch, InvalidInput, PolluxError
 from pollux.service import create_app
 from pollux.testing.jobs.replica_server import load_module
 from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
@@ -58,6 +81,8 @@ from pollux.wire.live.messages import (
     RefusedMessage,
     ReleaseRequest,
     ResizeRequest,
+    ShimMessage,
+    ShimRequest,
     StartedMessage,
     StatusMessage,
     StatusRequest,
@@ -68,6 +93,7 @@ from pollux.wire.live.messages import (
 from pollux.wire.live.node_messages import (
     ClearMessage,
     ClearRequest,
+    EndRunnerRequest,
     ExitMessage,
     ForkedMessage,
     KillAllRequest,
@@ -77,6 +103,8 @@ from pollux.wire.live.node_messages import (
     OverMemoryMessage,
     PingRequest,
     PongMessage,
+    RunnerMessage,
+    RunnerRequest,
     SessionGreeting,
     SessionRequest,
     StartReplicaRequest,
@@ -123,6 +151,18 @@ MESSAGES_OF_RUNNER = (
     PongMessage(), NodeNoticeMessage(), ForkedMessage("1", 77), OutputMessage("1", b"text\n"),
     ExitMessage("1", 1, False, False), OverMemoryMessage("1", 1e9), SweptMessage("1"), ClearMessage(1),
 )  # fmt: skip
+REQUESTS_OF_SERVICE = (
+    DriverOrder("ab", "pollux:x:", claims={"pollux:x:job:n0:1": "n0"}, desired=DesireNodes(2, True, 4)),
+    TakeClaims({"pollux:x:job:n0:1": "n0"}), FreeClaims(("pollux:x:job:n0:1",)), RetryClaims(("pollux:x:job:n0:1",)),
+    DesireNodes(None), ReleaseHosts(),
+)  # fmt: skip
+MESSAGES_OF_DRIVER = (
+    NodesMessage((RayNode("ab", "n0", "10.0.0.2", 4, "H100", 8.0, 0.0, False),), {"n0": "why"}),
+    HostMessage("n0", HostReport(("10.0.0.2", 4000), (0, 1))), HostGoneMessage("n0", "ended"),
+    GrantedMessage("pollux:x:job:n0:1", "1"), WaitsMessage("pollux:x:job:n0:1"),
+    FailedMessage("pollux:x:job:n0:1", "no"), ConnectedMessage("2"), UnreachableMessage("no"), WellMessage(),
+    TroubleMessage(),
+)  # fmt: skip
 SESSION, GREETING = SessionRequest("a-1", 3, 10.0), SessionGreeting(True, 3, "b")
 BEAT = Heartbeat(3, 1.0, Activity.TRAINING, 0.5, False, "", 1)
 VIEWS = ("/v1/jobs", "/v1/summary", "/metrics", "/v1/status", "/v1/jobs/odd", "/v1/jobs/odd/explain", "/v1/jobs/good")
@@ -145,6 +185,8 @@ READERS = {
     "the shim and the service": (decode_message, tagged(*SHIM), encode_tagged),
     "to a runner": (decode_runner_request, tagged(START, *REQUESTS), encode_tagged),
     "of a runner": (decode_runner_message, tagged(*MESSAGES_OF_RUNNER), encode_tagged),
+    "to the driver of Ray": (ray_messages.decode_request, tagged(*REQUESTS_OF_SERVICE), encode_tagged),
+    "of the driver of Ray": (ray_messages.decode_message, tagged(*MESSAGES_OF_DRIVER), encode_tagged),
     "sessions": (lambda text: from_plain(SessionRequest, json.loads(text)), [to_plain(SESSION)], encode),
     "greetings": (lambda text: from_plain(SessionGreeting, json.loads(text)), [to_plain(GREETING)], encode),
 }  # fmt: skip
@@ -159,6 +201,20 @@ def test_a_message_is_read_or_refused(chance, what):
         found = mutations.read_or_refused(read, refusals, text)
         if found is not None:
             write(found)
+
+
+@pytest.mark.parametrize(
+    ("examples", "union"),
+    [
+        (SHIM, ShimRequest | ShimMessage),
+        ((START, *REQUESTS, EndRunnerRequest()), RunnerRequest),
+        (MESSAGES_OF_RUNNER, RunnerMessage),
+        (REQUESTS_OF_SERVICE, DriverOrder | DriverRequest),
+        (MESSAGES_OF_DRIVER, DriverMessage),
+    ],
+)
+def test_every_kind_of_message_is_tried(examples, union):
+    assert {type(message) for message in examples} == set(get_args(union))
 
 
 def test_a_deep_beat_is_refused():
@@ -463,23 +519,12 @@ def sealed(text: bytes) -> bytes:
     return b"%b%b%b%b" % (manifests._OPENING, hashlib.sha256(body).hexdigest().encode(), manifests._CLOSING, body)
 
 
-RAY = [
-    {"kind": "nodes", "nodes": [{"name": "n0", "ray_id": "ab", "address": "10.0.0.2", "places": 4, "gpu_type": "H100",
-                                 "num_cpus": 8.0, "memory_bytes": 1e9, "preemptible": False}],
-     "leaving": {"n0": "why"}},
-    {"kind": "host", "node": "n0", "address": ["10.0.0.2", 4000], "gpus": [0, 1], "odd": "", "doubt": ""},
-    {"kind": "gone", "node": "n0", "why": "ended"}, {"kind": "granted", "claim": "pollux:x:n0:1", "gpu": 1},
-    {"kind": "waits", "claim": "pollux:x:n0:1"}, {"kind": "failed", "claim": "pollux:x:n0:1", "why": "no"},
-    {"kind": "connected", "version": "2"}, {"kind": "unreachable", "why": "no"}, {"kind": "well"},
-]  # fmt: skip
-
-
 def test_a_line_of_rays_driver_is_heard_or_the_driver_is_started_again(chance, tmp_path):
     """Whatever it says, what nodes there are can be asked for afterwards."""
     lender = RayNodeProvider(tmp_path, RayOptions(), command=("true",))
-    expected = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, PolluxError)
-    for text in mutations.texts(RAY, chance, MESSAGES):
-        mutations.read_or_refused(lambda text: lender._link._hear_line(json.loads(text)), expected, text)
+    expected = (MalformedValue, InvalidInput)
+    for text in mutations.texts(tagged(*MESSAGES_OF_DRIVER), chance, MESSAGES):
+        mutations.read_or_refused(lender._link._hear_line, expected, text)
         lender.hosts()
         lender.leaving()
         lender.warnings()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import queue
@@ -12,11 +11,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pollux.backends.transport.json_lines import LineReader, line_of
+from pollux.backends.ray.driver_messages import (
+    MAX_LINE_BYTES,
+    ConnectedMessage,
+    DriverMessage,
+    DriverOrder,
+    DriverRequest,
+    TroubleMessage,
+    UnreachableMessage,
+    WellMessage,
+    decode_message,
+    encode_line,
+)
+from pollux.backends.transport.json_lines import LineReader
 
 __all__ = ["DRIVER", "DriverClient"]
 
@@ -31,8 +42,6 @@ _GIVE_UP_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 15.0
 _END_SECONDS = 5.0
 _LOG_BYTES = 1_000_000
-# The line with all nodes of a large cluster has some hundred kilobytes.
-_LONGEST_LINE_BYTES = 1 << 26
 _LISTEN_SECONDS = 0.5
 _LOOKED_THROUGH_BYTES = 100_000
 # Ray writes this word to its log, goes on trying for 20 seconds, and then reports only that it failed to connect.
@@ -46,15 +55,15 @@ _TOKEN_REMEDY = (
 
 
 class DriverClient:
-    """Keeps a driver running from `start` to `close`; `hear` gets each of its lines, in the client's own thread.
+    """Keeps a driver running from `start` to `close`; `hear` gets each of its messages, in the client's own thread.
 
-    `order` makes the first line for a new driver. Lines sent without a driver are lost: the next first line has them.
+    `order` makes the first line for a new driver. Requests without a driver are lost: the next first line has them.
     """
 
     def __init__(
         self,
-        order: Callable[[], Mapping[str, Any]],
-        hear: Callable[[Mapping[str, Any]], None],
+        order: Callable[[], DriverOrder],
+        hear: Callable[[DriverMessage], None],
         log: Path,
         command: tuple[str, ...] = DRIVER,
     ) -> None:
@@ -74,11 +83,11 @@ class DriverClient:
         self._thread = threading.Thread(target=self._keep, daemon=True, name="pollux-ray")
         self._thread.start()
 
-    def send(self, order: Mapping[str, Any]) -> None:
-        """Send a line to the driver, if there is one."""
+    def send(self, request: DriverRequest) -> None:
+        """Send a request to the driver, if there is one."""
         with self._guard:
             if self._outbox is not None:
-                self._outbox.put(line_of(order))
+                self._outbox.put(encode_line(request))
 
     def close(self) -> None:
         """End the driver and the thread."""
@@ -114,7 +123,7 @@ class DriverClient:
             self.trouble = f"{went} ({why}): {remedy}; trying again"
         if self.trouble != before:
             _log.warning("%s", self.trouble)
-            self._hear({"kind": "trouble"})
+            self._hear(TroubleMessage())
 
     def _run_once(self) -> None:
         """Run one driver from its start to its end."""
@@ -127,14 +136,14 @@ class DriverClient:
                     self._command, stdin=subprocess.PIPE, stdout=theirs.fileno(), stderr=log, env=_environ(),
                     start_new_session=True,
                 )  # fmt: skip
-            self._follow(process, LineReader(ours, _LONGEST_LINE_BYTES))
+            self._follow(process, LineReader(ours, MAX_LINE_BYTES))
 
     def _follow(self, process: subprocess.Popen[bytes], reader: LineReader) -> None:
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         with self._guard:
             self._outbox = outbox
-        # Made after the outbox is open: an order that comes now may be sent twice, which does no harm, but is not lost.
-        first = line_of(self._order())
+        # Made after the outbox is open: a request that comes now may be sent twice, which does no harm; it is not lost.
+        first = encode_line(self._order())
         writer = threading.Thread(target=_write, args=(process, first, outbox), daemon=True, name="pollux-ray-out")
         writer.start()
         try:
@@ -151,7 +160,7 @@ class DriverClient:
         heard_at = time.monotonic()
         while not self._closing.is_set() and (lines := reader.lines()) is not None:
             for line in lines:
-                self._hear_line(json.loads(line))
+                self._hear_line(line)
             if lines:
                 heard_at = time.monotonic()
             elif self._is_silent_too_long(time.monotonic() - heard_at):
@@ -167,19 +176,19 @@ class DriverClient:
             self._complain("it does not answer")
         return seconds > _GIVE_UP_SECONDS
 
-    def _hear_line(self, said: Mapping[str, Any]) -> None:
-        kind = said["kind"]
-        if kind == "connected":
-            self.is_connected = self._reached_once = True
-        elif kind == "unreachable":
-            self._complain(self._refused_token() or str(said["why"]))
-        elif kind == "well":
-            if self.trouble:
-                _log.info("Ray answers again")
-                self.trouble = ""
-                self._hear({"kind": "trouble"})
-        else:
-            self._hear(said)
+    def _hear_line(self, line: bytes) -> None:
+        match message := decode_message(line):
+            case ConnectedMessage():
+                self.is_connected = self._reached_once = True
+            case UnreachableMessage():
+                self._complain(self._refused_token() or message.why)
+            case WellMessage():
+                if self.trouble:
+                    _log.info("Ray answers again")
+                    self.trouble = ""
+                    self._hear(TroubleMessage())
+            case _:
+                self._hear(message)
 
     def _refused_token(self) -> str:
         """A sentence if the driver's log shows that Ray refused its token; else empty."""

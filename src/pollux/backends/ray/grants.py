@@ -22,9 +22,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pollux.backends.ray.claims import Claim, ClaimBook
+from pollux.backends.ray.driver_messages import DriverRequest, FreeClaims, RetryClaims, TakeClaims
 from pollux.backends.ray.node_book import RayNodeBook
 
 __all__ = ["Grants"]
@@ -40,7 +40,7 @@ class Grants:
         self,
         book: ClaimBook,
         nodes: RayNodeBook,
-        send: Callable[[Mapping[str, Any]], None],
+        send: Callable[[DriverRequest], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.book, self._nodes, self._send, self._clock = book, nodes, send, clock
@@ -70,7 +70,7 @@ class Grants:
         self._free(freed)
         again = self.book.retry_waiting({claim.node_id for claim in freed})
         if again:
-            self._send({"do": "retry", "names": again})
+            self._send(RetryClaims(tuple(again)))
 
     def refusal(self, job_id: str) -> str:
         """Why a job does not get its places; empty while it may still get them."""
@@ -214,7 +214,7 @@ class Grants:
 
     def _take(self, claims: list[Claim]) -> None:
         if claims:
-            self._send({"do": "take", "claims": {claim.name: claim.node_id for claim in claims}})
+            self._send(TakeClaims({claim.name: claim.node_id for claim in claims}))
 
     def _free(self, claims: list[Claim]) -> None:
         """Free claims; one that waits at a limited node stays in Ray's queue, to show when the node has room again."""
@@ -234,4 +234,4 @@ class Grants:
 
     def _send_free(self, names: list[str]) -> None:
         if names:
-            self._send({"do": "free", "names": names})
+            self._send(FreeClaims(tuple(names)))

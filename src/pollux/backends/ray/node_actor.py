@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from pollux.backends.node_daemon.command import daemon_words, has_replicas
 from pollux.backends.process.devices import check_lent, find_devices
 from pollux.backends.process.network import meeting_variables
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.codec import MalformedValue, from_plain, to_plain
 
-__all__ = ["NodeHost", "found_gpus", "secret_digest"]
+__all__ = ["ActorReport", "HostOptions", "NodeHost", "found_gpus", "secret_digest"]
 
 _START_SECONDS = 120.0
 _POLL_SECONDS = 0.02
@@ -35,6 +37,42 @@ _WATCH_POLL_SECONDS = 0.1
 _ORPHAN_SECONDS = 900.0
 _PARTED_SECONDS = 60.0
 _IDLE_CHECK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """The options of a host; one that was started with others is not used."""
+
+    places: int
+    with_gpus: bool
+    warm: bool
+
+    def __str__(self) -> str:
+        return f"places={self.places}, with_gpus={self.with_gpus}, warm={self.warm}"
+
+
+@dataclass(frozen=True, slots=True)
+class ActorReport:
+    """What the driver must know of a host: where it listens, a `doubt` about its GPUs, and whether it `works`.
+
+    It goes through Ray as plain values, since the actor may be of another version of Pollux.
+    """
+
+    address: str
+    port: int
+    gpus: tuple[int, ...]
+    doubt: str
+    options: HostOptions
+    works: bool
+    secret: str
+
+    @classmethod
+    def read(cls, said: object) -> ActorReport | None:
+        """The report of an actor; None for what an actor of another version says."""
+        try:
+            return from_plain(cls, said)
+        except MalformedValue:
+            return None
 
 
 def secret_digest(secret: str) -> str:
@@ -94,7 +132,7 @@ class NodeHost:
         self, node_id: str, places: int, listen: str, secret: str, with_gpus: bool, warm: bool, prefix: str = ""
     ) -> None:
         self._node_id, self._prefix = node_id, prefix
-        self._options = {"places": places, "with_gpus": with_gpus, "warm": warm}
+        self._options = HostOptions(places, with_gpus, warm)
         self._secret = secret_digest(secret)
         visible = _visible()
         gpus = (visible if visible is not None and len(visible) >= places else list(range(places)))[:places]
@@ -147,7 +185,7 @@ class NodeHost:
         self._note_call(_PARTED_SECONDS)
 
     async def report(self) -> dict[str, Any]:
-        """What the driver must know of the host, once the host listens; BackendFailed where it does not start."""
+        """The `ActorReport` as plain values, once the host listens; BackendFailed where it does not start."""
         self._note_call(_ORPHAN_SECONDS)
         deadline = time.monotonic() + _START_SECONDS
         while not self._announce.exists():
@@ -158,9 +196,12 @@ class NodeHost:
                 raise BackendFailed(f"its host was not up after {_START_SECONDS:g} s; see Ray's log of the actor")
             await asyncio.sleep(_POLL_SECONDS)
         said = json.loads(self._announce.read_text(encoding="utf-8"))
-        works = has_replicas(self._process.pid)
-        of_it = {"gpus": self._gpus, "doubt": self._doubt, "options": self._options, "works": works}
-        return {**said, **of_it, "secret": self._secret}
+        report = ActorReport(
+            said["address"], said["port"], tuple(self._gpus), self._doubt, self._options,
+            has_replicas(self._process.pid), self._secret,
+        )  # fmt: skip
+        plain: dict[str, Any] = to_plain(report)
+        return plain
 
     async def watch(self) -> int | None:
         """Wait for the end of the host; its exit code, or None if it still runs after a while.

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from pollux.backends.nodes.provider import LentNode
-from pollux.backends.ray.nodes import node_from
+from pollux.backends.ray.driver_messages import HostMessage, HostReport
+from pollux.backends.ray.nodes import RayNode, described, node_from
 from pollux.core import Node
+from pollux.wire.live.codec import from_plain
 
-__all__ = ["NEW_HEAD", "HostReport", "KnownNode", "NodeProblem", "RayNodeBook"]
+__all__ = ["NEW_HEAD", "KnownNode", "NodeProblem", "RayNodeBook"]
 
 _log = logging.getLogger("pollux.backends")
 
@@ -29,22 +31,9 @@ NodeProblem = Literal["no host", "other options", "doubt", "failure"]
 there go on, and no new ones start. `doubt`: its GPUs are in doubt. `failure`: Ray failed to give a place there."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostReport:
-    """Where a node's host listens, and the GPUs that it was started with."""
-
-    address: tuple[str, int]
-    gpus: tuple[int, ...]
-
-    @classmethod
-    def read(cls, said: Mapping[str, Any]) -> HostReport:
-        """From the driver's message, or from the record on disk."""
-        return cls((str(said["address"][0]), int(said["address"][1])), tuple(map(int, said["gpus"])))
-
-
 @dataclass(slots=True)
 class KnownNode:
-    """A node of the Ray cluster. `report`: None while its host is not up; `described`: Ray's own description of it.
+    """A node of the Ray cluster. `report`: None while its host is not up.
 
     `problems`: a sentence for people for each. `blocked_until`: no job is placed there until then (monotonic seconds);
     None where the node is not blocked. `limit`: how many places we can have while other Ray jobs hold some; None for
@@ -52,7 +41,6 @@ class KnownNode:
     """
 
     node: Node
-    described: Mapping[str, Any]
     report: HostReport | None = None
     problems: dict[NodeProblem, str] = field(default_factory=dict)
     blocked_until: float | None = None
@@ -125,40 +113,39 @@ class RayNodeBook:
         """
         for row in rows:
             with contextlib.suppress(KeyError, IndexError, TypeError, ValueError):
-                node, report = node_from(row["described"]), HostReport.read(row)
+                node = node_from(row["described"])
+                report = from_plain(HostReport, {"address": row["address"], "gpus": row["gpus"]})
                 if node.id in used:
-                    self._nodes[node.id] = KnownNode(node, dict(row["described"]), report)
+                    self._nodes[node.id] = KnownNode(node, report)
 
     def record(self) -> list[dict[str, Any]]:
         """The nodes whose host is up, in the form that `restore` reads."""
         return [
-            {"described": known.described, "address": list(known.report.address), "gpus": list(known.report.gpus)}
+            {"described": described(known.node), "address": list(known.report.address), "gpus": list(known.report.gpus)}
             for known in self
             if known.report is not None
         ]
 
-    def replace_all(self, described: Collection[Mapping[str, Any]], leaving: Mapping[str, str]) -> None:
+    def replace_all(self, nodes: Collection[RayNode], leaving: Mapping[str, str]) -> None:
         """Replace the nodes by these, which are all that Ray has now."""
         # Only a new head has lost all nodes at once: others are reported one by one.
-        if self.is_first_look and self._nodes and not described:
+        if self.is_first_look and self._nodes and not nodes:
             self.has_new_head = True
             _log.warning("%s", NEW_HEAD)
-        self.has_new_head, self.is_first_look = self.has_new_head and not described, False
+        self.has_new_head, self.is_first_look = self.has_new_head and not nodes, False
         before, self._nodes = self._nodes, {}
-        for each in described:
-            node = node_from(each)
-            known = self._nodes[node.id] = before.get(node.id) or KnownNode(node, each)
-            known.node, known.described = node, each
+        for each in nodes:
+            known = self._nodes[each.name] = before.get(each.name) or KnownNode(each.node)
+            known.node = each.node
         self.leaving = dict(leaving)
 
-    def note_host(self, said: Mapping[str, Any]) -> None:
+    def note_host(self, host: HostMessage) -> None:
         """Note that a node's host is up."""
-        name, report = said["node"], HostReport.read(said)
-        if (known := self.get(name)) is not None:
-            known.report = report
+        if (known := self.get(host.node)) is not None:
+            known.report = host.report
             known.note("no host", "")
-            known.note("other options", said["odd"])
-            known.note("doubt", f"node '{name}': {said['doubt']}" if said["doubt"] else "")
+            known.note("other options", host.odd)
+            known.note("doubt", f"node '{host.node}': {host.doubt}" if host.doubt else "")
 
     def note_host_gone(self, name: str, why: str) -> None:
         """Note that a node's host has ended, or could not be started."""

@@ -10,14 +10,17 @@ from typing import Any
 
 from pollux.core import Node
 
-__all__ = ["RayNode", "lending_nodes", "node_from"]
+__all__ = ["RayNode", "described", "lending_nodes", "node_from"]
 
 _TYPE = "accelerator_type:"
 
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """One living node of a Ray cluster. `name`: the machine's name with a part of Ray's id, which a restart changes."""
+    """One living node of a Ray cluster; `memory_bytes` is 0 where Ray does not count it.
+
+    `name`: the machine's name with a part of Ray's id, which a restart changes.
+    """
 
     ray_id: str
     name: str
@@ -28,27 +31,34 @@ class RayNode:
     memory_bytes: float
     preemptible: bool
 
-    def described(self) -> dict[str, Any]:
-        """The node as plain values, which `node_from` reads."""
-        return {
-            "name": self.name,
-            "places": self.places,
-            "gpu_type": self.gpu_type,
-            "num_cpus": self.num_cpus,
-            "memory_bytes": self.memory_bytes,
-            "preemptible": self.preemptible,
-        }
+    @property
+    def node(self) -> Node:
+        """The node that it lends."""
+        memory_bytes = self.memory_bytes or math.inf
+        return Node(self.name, self.places, self.gpu_type, self.num_cpus, memory_bytes, self.preemptible)
 
 
-def node_from(described: Mapping[str, Any]) -> Node:
-    """The node of a description."""
+def described(node: Node) -> dict[str, Any]:
+    """A node as the plain values on disk, which `node_from` reads."""
+    return {
+        "name": node.id,
+        "places": node.num_gpus,
+        "gpu_type": node.gpu_type,
+        "num_cpus": node.num_cpus,
+        "memory_bytes": node.memory_bytes,
+        "preemptible": node.preemptible,
+    }
+
+
+def node_from(plain: Mapping[str, Any]) -> Node:
+    """The node that `described` wrote."""
     return Node(
-        id=str(described["name"]),
-        num_gpus=int(described["places"]),
-        gpu_type=str(described["gpu_type"]),
-        num_cpus=float(described["num_cpus"]),
-        memory_bytes=float(described["memory_bytes"]),
-        preemptible=bool(described["preemptible"]),
+        id=str(plain["name"]),
+        num_gpus=int(plain["places"]),
+        gpu_type=str(plain["gpu_type"]),
+        num_cpus=float(plain["num_cpus"]),
+        memory_bytes=float(plain["memory_bytes"]),
+        preemptible=bool(plain["preemptible"]),
     )
 
 
@@ -74,7 +84,7 @@ def _seen(row: Mapping[str, Any], slots: int | None, with_gpus: bool) -> RayNode
         places=int(resources.get("GPU", 0.0)) if slots is None else min(slots, math.floor(cpus)),
         gpu_type="cpu" if slots is not None else _gpu_type(resources) or ("gpu" if with_gpus else "cpu"),
         num_cpus=cpus,
-        memory_bytes=float(resources.get("memory", 0.0)) or math.inf,
+        memory_bytes=float(resources.get("memory", 0.0)),
         preemptible=labels.get("ray.io/market-type") == "spot",
     )
 

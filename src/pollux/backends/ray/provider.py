@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,23 @@ from pollux.backends.nodes.provider import LentNode, NodeProvider
 from pollux.backends.ray.claim_file import ClaimFile
 from pollux.backends.ray.claims import ClaimBook
 from pollux.backends.ray.driver_client import DRIVER, DriverClient
-from pollux.backends.ray.driver_order import DriverOrder
+from pollux.backends.ray.driver_messages import (
+    DesireNodes,
+    DriverMessage,
+    DriverOrder,
+    FailedMessage,
+    GrantedMessage,
+    HostGoneMessage,
+    HostMessage,
+    NodesMessage,
+    ReleaseHosts,
+    WaitsMessage,
+)
 from pollux.backends.ray.grants import Grants
 from pollux.backends.ray.node_book import NEW_HEAD, RayNodeBook
 from pollux.backends.ray.options import RayOptions
 
 __all__ = ["RayNodeProvider"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """How many nodes of `size` places to ask for, None before any request; `awaited`: a job without GPUs waits."""
-
-    num_nodes: int | None = None
-    awaited: bool = False
-    size: int = 0
 
 
 class RayNodeProvider(NodeProvider):
@@ -52,14 +53,14 @@ class RayNodeProvider(NodeProvider):
         self._options, self._warm = options, warm
         self._lock = threading.RLock()
         self._nodes = RayNodeBook()
-        self._grants = Grants(ClaimBook(""), self._nodes, self._send)
-        self._wish = _Wish()
+        self._desired = DesireNodes()
         self._hosts: tuple[LentNode, ...] = ()
         self._is_stale = False
         self._service = self._secret = ""
         self._changed: Callable[[], None] = lambda: None
         self._file = ClaimFile(home / "ray.json", self._record)
         self._link = DriverClient(self._first_order, self._hear, home / "ray-driver.log", command)
+        self._grants = Grants(ClaimBook(""), self._nodes, self._link.send)
 
     def start(self, secret: bytes, head: str, changed: Callable[[], None]) -> None:
         """Read the claims of an earlier service, and connect; nodes come as Ray and their hosts report them."""
@@ -121,10 +122,10 @@ class RayNodeProvider(NodeProvider):
         """Pass the number on to Ray's autoscaler, if the options allow that."""
         with self._lock:
             # The number of nodes was counted in nodes of the largest size that is up.
-            wish = _Wish(num_nodes, awaited, self._nodes.largest())
-            if self._options.autoscale and wish != self._wish:
-                self._wish = wish
-                self._send({"do": "desire", "nodes": num_nodes, "awaited": awaited, "size": wish.size})
+            desired = DesireNodes(num_nodes, awaited, self._nodes.largest())
+            if self._options.autoscale and desired != self._desired:
+                self._desired = desired
+                self._link.send(desired)
 
     def warnings(self) -> tuple[str, ...]:
         """That Ray cannot be reached, and which of its nodes cannot be used."""
@@ -139,11 +140,12 @@ class RayNodeProvider(NodeProvider):
             return []
         if self._nodes.has_new_head:
             return [NEW_HEAD]
-        if not self._nodes.is_empty or (self._options.autoscale and not self._wish.num_nodes):
+        if not self._nodes.is_empty or (self._options.autoscale and not self._desired.num_nodes):
             return []
         what = "CPUs" if self._options.slots is not None else "GPUs"
         if self._options.autoscale:
-            return [f"no node with {what} yet; Ray's autoscaler was asked for {self._wish.num_nodes}: see 'ray status'"]
+            num_nodes = self._desired.num_nodes
+            return [f"no node with {what} yet; Ray's autoscaler was asked for {num_nodes}: see 'ray status'"]
         return [f"the Ray cluster has no node with {what}: add one, or give --slots for CPU slots"]
 
     def close(self) -> None:
@@ -154,20 +156,17 @@ class RayNodeProvider(NodeProvider):
         with self._lock:
             self._grants.free_sentinels()
             if not self._grants.book.claims:
-                self._send({"do": "release"})
+                self._link.send(ReleaseHosts())
         self._link.close()
         self._file.close()
 
     # The driver
 
-    def _send(self, order: Mapping[str, Any]) -> None:
-        self._link.send(order)
-
-    def _first_order(self) -> dict[str, Any]:
+    def _first_order(self) -> DriverOrder:
         """The first line for a new driver."""
         with self._lock:
             self._nodes.is_first_look = True
-            order = DriverOrder(
+            return DriverOrder(
                 secret=self._secret,
                 prefix=self._grants.book.prefix,
                 address=self._options.address,
@@ -176,30 +175,27 @@ class RayNodeProvider(NodeProvider):
                 with_gpus=not self._options.cpu_places,
                 warm=self._warm,
                 claims=self._grants.for_new_driver(),
-                desired=self._wish.num_nodes,
-                awaited=self._wish.awaited,
-                size=self._wish.size,
+                desired=self._desired,
             )
-        return asdict(order)
 
-    def _hear(self, said: Mapping[str, Any]) -> None:
-        """Handle one line of the driver, or news of the client's `trouble`, which `warnings` then returns."""
+    def _hear(self, message: DriverMessage) -> None:
+        """Handle one message of the driver, or news of the client's `trouble`, which `warnings` then returns."""
         with self._lock:
             self._is_stale = True
-            match said["kind"]:
-                case "nodes":
-                    self._nodes.replace_all(said["nodes"], said["leaving"])
+            match message:
+                case NodesMessage():
+                    self._nodes.replace_all(message.nodes, message.leaving)
                     self._grants.drop_claims_without_node()
-                case "host":
-                    self._nodes.note_host(said)
-                case "gone":
-                    self._nodes.note_host_gone(said["node"], said["why"])
-                case "granted":
-                    self._grants.note_grant(said["claim"], said["gpu"])
-                case "waits":
-                    self._grants.note_wait(said["claim"])
-                case "failed":
-                    self._grants.note_failure(said["claim"], said["why"])
+                case HostMessage():
+                    self._nodes.note_host(message)
+                case HostGoneMessage():
+                    self._nodes.note_host_gone(message.node, message.why)
+                case GrantedMessage():
+                    self._grants.note_grant(message.claim, message.gpu)
+                case WaitsMessage():
+                    self._grants.note_wait(message.claim)
+                case FailedMessage():
+                    self._grants.note_failure(message.claim, message.why)
             self._file.note_change()
         self._changed()
 

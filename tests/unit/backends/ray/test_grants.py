@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from pollux.backends.ray.claims import ClaimBook
+from pollux.backends.ray.driver_messages import FreeClaims, HostMessage, HostReport, TakeClaims
 from pollux.backends.ray.grants import Grants
 from pollux.backends.ray.node_book import RayNodeBook
-
-NODE = {"places": 4, "gpu_type": "H100", "num_cpus": 8.0, "memory_bytes": 1e9, "preemptible": False}
+from pollux.backends.ray.nodes import RayNode
 
 
 class Bench:
@@ -18,26 +18,24 @@ class Bench:
         self.see("a", "b")
 
     def see(self, *names):
-        self.nodes.replace_all([{"name": name, **NODE} for name in names], {})
+        self.nodes.replace_all([RayNode("id", name, "10.0.0.1", 4, "H100", 8.0, 1e9, False) for name in names], {})
         for name in names:
-            self.nodes.note_host(
-                {"node": name, "address": ["10.0.0.1", 7], "gpus": [4, 5, 6, 7], "odd": "", "doubt": ""}
-            )
+            self.nodes.note_host(HostMessage(name, HostReport(("10.0.0.1", 7), (4, 5, 6, 7))))
         self.grants.drop_claims_without_node()
 
     def asked(self, job_id, wanted):
         """The names of the claims that the driver is told to take for this."""
         before = len(self.orders)
         self.grants.ask(job_id, wanted)
-        return [name for order in self.orders[before:] if order["do"] == "take" for name in order["claims"]]
+        return [name for order in self.orders[before:] if isinstance(order, TakeClaims) for name in order.claims]
 
     def adopted(self, job_id, places):
         before = len(self.orders)
         self.grants.adopt(job_id, places)
-        return list(self.orders[before]["claims"])
+        return list(self.orders[before].claims)
 
     def freed(self):
-        return [name for order in self.orders if order["do"] == "free" for name in order["names"]]
+        return [name for order in self.orders if isinstance(order, FreeClaims) for name in order.names]
 
     def held(self, job_id):
         return self.grants.book.held(job_id)
@@ -69,7 +67,7 @@ def test_places_of_one_job_are_exchanged_and_those_of_another_are_not(bench):
     assert bench.grants.book.claim_at("a", 1).name == one
     bench.grants.note_grant(other, "4")
     assert bench.held("other") == {"a": (2,)}
-    assert bench.orders[-1]["do"] == "take", "one more is asked for, which cannot be the GPU of the first job"
+    assert isinstance(bench.orders[-1], TakeClaims), "one more is asked for, which cannot be the GPU of the first job"
     assert bench.grants.book.claim_at("a", 0).name == two
 
 
@@ -101,9 +99,9 @@ def test_a_grant_elsewhere_keeps_a_blocked_node_blocked(bench):
 def test_grants_that_do_not_match_are_kept_until_the_right_one_has_come(bench):
     (first,) = bench.adopted("job", {"a": (2,)})
     bench.grants.note_grant(first, "4")
-    (second,) = bench.orders[-1]["claims"]
+    (second,) = bench.orders[-1].claims
     bench.grants.note_grant(second, "5")
-    (third,) = bench.orders[-1]["claims"]
+    (third,) = bench.orders[-1].claims
     assert bench.freed() == [], "Ray would give the same ones again"
     bench.grants.note_grant(third, "6")
     assert bench.freed() == [first, second]
@@ -113,7 +111,7 @@ def test_grants_that_do_not_match_are_kept_until_the_right_one_has_come(bench):
 def test_where_the_right_one_never_comes_the_last_stands_for_it(bench):
     (first,) = bench.adopted("job", {"a": (2,)})
     bench.grants.note_grant(first, "4")
-    (second,) = bench.orders[-1]["claims"]
+    (second,) = bench.orders[-1].claims
     bench.grants.note_wait(second)
     assert bench.freed() == [second]
     assert bench.grants.book.claim_at("a", 2).name == first
@@ -123,7 +121,7 @@ def test_where_the_right_one_never_comes_the_last_stands_for_it(bench):
 def test_a_new_driver_forgets_what_did_not_match(bench):
     (first,) = bench.adopted("job", {"a": (2,)})
     bench.grants.note_grant(first, "4")
-    (second,) = bench.orders[-1]["claims"]
+    (second,) = bench.orders[-1].claims
     assert bench.grants.for_new_driver() == {second: "a"}
     bench.grants.note_grant(second, "6")
     assert bench.freed() == [], "the new driver has removed it"

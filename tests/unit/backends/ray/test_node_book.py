@@ -1,16 +1,16 @@
 import pytest
 
+from pollux.backends.ray.driver_messages import HostMessage, HostReport
 from pollux.backends.ray.node_book import RayNodeBook
-
-NODE = {"places": 4, "gpu_type": "H100", "num_cpus": 8.0, "memory_bytes": 1e9, "preemptible": False}
+from pollux.backends.ray.nodes import RayNode
 
 
 def described(*names, places=4):
-    return [{"name": name, **NODE, "places": places} for name in names]
+    return [RayNode("id", name, "10.0.0.1", places, "H100", 8.0, 1e9, False) for name in names]
 
 
 def host(name, **more):
-    return {"node": name, "address": ["10.0.0.1", 7], "gpus": [0, 1, 2, 3], "odd": "", "doubt": "", **more}
+    return HostMessage(name, HostReport(("10.0.0.1", 7), (0, 1, 2, 3)), **more)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import json
 import math
 
-from pollux.backends.ray.nodes import lending_nodes, node_from
+from pollux.backends.ray.nodes import described, lending_nodes, node_from
 
 
 def row(number=1, alive=True, hostname="host.lab", labels=None, **resources):
@@ -17,7 +17,8 @@ def row(number=1, alive=True, hostname="host.lab", labels=None, **resources):
 
 def test_a_node_has_its_gpus_type_cores_and_memory():
     (seen,) = lending_nodes([row()], None, True)
-    node = node_from(json.loads(json.dumps(seen.described())))
+    node = node_from(json.loads(json.dumps(described(seen.node))))
+    assert node == seen.node
     assert (node.num_gpus, node.gpu_type, node.num_cpus, node.memory_bytes) == (4, "H100", 8.0, 2.0**30)
     assert node.id == "host-lab-000001"
     assert seen.address == "10.0.0.1"
@@ -58,4 +59,4 @@ def test_odd_rows_do_no_harm():
     assert lending_nodes([odd], None, True) == []
     (seen,) = lending_nodes([row(hostname="_ü_", GPU=1.0)], None, True)
     assert seen.name.startswith("node-")
-    assert seen.memory_bytes == math.inf
+    assert seen.node.memory_bytes == math.inf

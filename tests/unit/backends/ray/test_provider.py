@@ -8,6 +8,27 @@ import time
 import pytest
 
 from pollux.backends.ray import driver_client
+from pollux.backends.ray.driver_messages import (
+    ConnectedMessage,
+    DesireNodes,
+    DriverOrder,
+    FailedMessage,
+    FreeClaims,
+    GrantedMessage,
+    HostGoneMessage,
+    HostMessage,
+    HostReport,
+    NodesMessage,
+    ReleaseHosts,
+    RetryClaims,
+    TakeClaims,
+    UnreachableMessage,
+    WaitsMessage,
+    WellMessage,
+    decode_request,
+    encode_line,
+)
+from pollux.backends.ray.nodes import RayNode
 from pollux.backends.ray.options import RayOptions
 from pollux.backends.ray.provider import RayNodeProvider
 from pollux.testing.waiting import PATIENCE_SECONDS
@@ -34,7 +55,6 @@ while True:
     said = len(lines)
     time.sleep(0.005)
 """
-NODE = {"places": 4, "gpu_type": "H100", "num_cpus": 8.0, "memory_bytes": 1e9, "preemptible": False}
 
 
 class Stage:
@@ -53,13 +73,16 @@ class Stage:
         lender.start(b"s" * 16, "127.0.0.1", self.changed.set)
         return lender
 
-    def say(self, kind, **more):
-        with (self.folder / "said").open("a") as file:
-            file.write((kind if kind == "die" or "log: " in kind else json.dumps({"kind": kind, **more})) + "\n")
+    def say(self, *messages):
+        """Have the driver send these: messages, or lines for its log, or `die`."""
+        with (self.folder / "said").open("ab") as file:
+            for each in messages:
+                file.write(f"{each}\n".encode() if isinstance(each, str) else encode_line(each))
 
-    def told(self, do=None):
-        lines = [json.loads(line) for line in (self.folder / "told").read_text().splitlines()]
-        return [line for line in lines if do is None or line.get("do") == do]
+    def told(self, kind=object):
+        """What the driver was told, of this class."""
+        requests = map(decode_request, (self.folder / "told").read_bytes().splitlines())
+        return [request for request in requests if isinstance(request, kind)]
 
     def wait(self, is_so):
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -69,22 +92,24 @@ class Stage:
         return found
 
     def nodes(self, *names, **leaving):
-        self.say("nodes", nodes=[{"name": name, **NODE} for name in names], leaving=leaving)
+        self.say(
+            NodesMessage(tuple(RayNode("id", name, "10.0.0.1", 4, "H100", 8.0, 1e9, False) for name in names), leaving)
+        )
 
     def host(self, name, gpus=(0, 1, 2, 3), odd="", doubt=""):
-        self.say("host", node=name, address=["10.0.0.1", 7000], gpus=list(gpus), odd=odd, doubt=doubt)
+        self.say(HostMessage(name, HostReport(("10.0.0.1", 7000), tuple(gpus)), odd, doubt))
 
     def ready(self, *names):
-        self.say("connected", version="2")
+        self.say(ConnectedMessage("2"))
         self.nodes(*names)
         for name in names:
             self.host(name)
         self.wait(lambda: len(self.lender.hosts()) == len(names))
 
     def taken(self, job_id, wanted):
-        before = len(self.told("take"))
+        before = len(self.told(TakeClaims))
         self.lender.ask(job_id, wanted)
-        return list(self.wait(lambda: self.told("take")[before:])[0]["claims"])
+        return list(self.wait(lambda: self.told(TakeClaims)[before:])[0].claims)
 
 
 @pytest.fixture
@@ -96,21 +121,21 @@ def stage(tmp_path):
 
 def test_the_driver_is_told_whose_it_is_first(stage):
     first = stage.wait(stage.told)[0]
-    assert first["address"] == "auto"
-    assert first["secret"] == (b"s" * 16).hex()
-    assert first["prefix"] == f"pollux:{first['namespace'].removeprefix('pollux-')}:"
-    assert first["claims"] == {}
+    assert first.address == "auto"
+    assert first.secret == (b"s" * 16).hex()
+    assert first.prefix == f"pollux:{first.namespace.removeprefix('pollux-')}:"
+    assert first.claims == {}
 
 
 def test_a_host_of_other_options_keeps_what_runs_there_and_gets_nothing_new(stage):
     stage.ready("a")
     (claim,) = stage.taken("job", {"a": 1})
-    stage.say("granted", claim=claim, gpu="0")
+    stage.say(GrantedMessage(claim, "0"))
     stage.wait(lambda: stage.lender.held("job"))
     stage.host("a", odd="node 'a' has a host of other options")
     stage.wait(lambda: stage.lender.hosts()[0].node.num_gpus == 1)
     assert "node 'a' has a host of other options" in stage.lender.warnings()
-    stage.say("gone", node="a", why="it ended")
+    stage.say(HostGoneMessage("a", "it ended"))
     stage.host("a")
     stage.wait(lambda: stage.lender.hosts() and stage.lender.hosts()[0].node.num_gpus == 4)
     assert stage.lender.warnings() == ()
@@ -118,9 +143,9 @@ def test_a_host_of_other_options_keeps_what_runs_there_and_gets_nothing_new(stag
 
 def found(stage, job_id, places):
     """Have a job use places that no claim stood for; the claims in their order."""
-    before = len(stage.told("take"))
+    before = len(stage.told(TakeClaims))
     stage.lender.claim(job_id, places)
-    return list(stage.wait(lambda: stage.told("take")[before:])[0]["claims"])
+    return list(stage.wait(lambda: stage.told(TakeClaims)[before:])[0].claims)
 
 
 def heard(stage):
@@ -132,42 +157,42 @@ def heard(stage):
 def test_gpus_of_one_job_that_are_behind_each_others_claims_are_exchanged(stage):
     stage.ready("a")
     one, two = found(stage, "job", {"a": (0, 1)})
-    stage.say("granted", claim=one, gpu="1")
-    stage.say("granted", claim=two, gpu="0")
+    stage.say(GrantedMessage(one, "1"))
+    stage.say(GrantedMessage(two, "0"))
     heard(stage)
     assert stage.lender.held("job") == {"a": (0, 1)}
-    assert len(stage.told("take")) == 1
-    assert stage.told("free") == []
+    assert len(stage.told(TakeClaims)) == 1
+    assert stage.told(FreeClaims) == []
 
 
 def test_a_group_that_was_made_anew_is_made_until_it_has_the_gpu_in_use(stage):
     stage.ready("a")
     (first,) = found(stage, "job", {"a": (2,)})
-    stage.say("granted", claim=first, gpu="0")
-    (second,) = stage.wait(lambda: stage.told("take")[1:])[0]["claims"]
-    assert stage.told("free") == [], "Ray would give the same one again"
+    stage.say(GrantedMessage(first, "0"))
+    (second,) = stage.wait(lambda: stage.told(TakeClaims)[1:])[0].claims
+    assert stage.told(FreeClaims) == [], "Ray would give the same one again"
     assert stage.lender.held("job") == {"a": (2,)}
-    stage.say("granted", claim=second, gpu="2")
-    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [first]
+    stage.say(GrantedMessage(second, "2"))
+    assert stage.wait(lambda: stage.told(FreeClaims))[0].names == (first,)
     assert stage.lender.held("job") == {"a": (2,)}
     stage.lender.drop("job", {"a": (2,)})
-    assert stage.wait(lambda: stage.told("free")[1:])[0]["names"] == [second]
+    assert stage.wait(lambda: stage.told(FreeClaims)[1:])[0].names == (second,)
 
 
 def test_a_gpu_in_use_that_others_got_from_ray_is_told_and_the_node_gets_no_more(stage):
     stage.ready("a")
     (first,) = found(stage, "job", {"a": (2,)})
-    stage.say("granted", claim=first, gpu="0")
-    (second,) = stage.wait(lambda: stage.told("take")[1:])[0]["claims"]
-    stage.say("waits", claim=second)
-    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [second]
+    stage.say(GrantedMessage(first, "0"))
+    (second,) = stage.wait(lambda: stage.told(TakeClaims)[1:])[0].claims
+    stage.say(WaitsMessage(second))
+    assert stage.wait(lambda: stage.told(FreeClaims))[0].names == (second,)
     assert stage.lender.held("job") == {"a": (2,)}
     (text,) = stage.wait(stage.lender.warnings)
     assert "GPU 2 of node 'a'" in text
     assert stage.lender.hosts()[0].node.num_gpus == 1
     # What stands for it in Ray's books is given back with it.
     stage.lender.drop("job", {"a": (2,)})
-    assert stage.wait(lambda: stage.told("free")[1:])[0]["names"] == [first]
+    assert stage.wait(lambda: stage.told(FreeClaims)[1:])[0].names == (first,)
 
 
 def test_a_place_of_before_is_believed_while_the_host_says_nothing(stage):
@@ -175,32 +200,32 @@ def test_a_place_of_before_is_believed_while_the_host_says_nothing(stage):
     stage.host("a", gpus=(4, 5, 6, 7))
     stage.wait(lambda: stage.lender.hosts()[0].gpus == (4, 5, 6, 7))
     (claim,) = found(stage, "job", {"a": (0,)})
-    stage.say("gone", node="a", why="it ended")
-    stage.say("granted", claim=claim, gpu="4")
+    stage.say(HostGoneMessage("a", "it ended"))
+    stage.say(GrantedMessage(claim, "4"))
     heard(stage)
-    assert len(stage.told("take")) == 1
+    assert len(stage.told(TakeClaims)) == 1
     assert stage.lender.held("job") == {"a": (0,)}
 
 
 def test_what_was_held_on_the_way_is_given_back_with_the_claim(stage):
     stage.ready("a")
     (first,) = found(stage, "job", {"a": (2,)})
-    stage.say("granted", claim=first, gpu="0")
-    (second,) = stage.wait(lambda: stage.told("take")[1:])[0]["claims"]
+    stage.say(GrantedMessage(first, "0"))
+    (second,) = stage.wait(lambda: stage.told(TakeClaims)[1:])[0].claims
     stage.lender.drop("job", {"a": (2,)})
-    assert sorted(stage.wait(lambda: stage.told("free"))[0]["names"]) == sorted([first, second])
+    assert sorted(stage.wait(lambda: stage.told(FreeClaims))[0].names) == sorted([first, second])
 
 
 def test_a_gpu_that_another_job_uses_is_not_given_to_a_second_one(stage):
     stage.ready("a")
     found(stage, "one", {"a": (2, 3)})
     (claim,) = stage.taken("two", {"a": 1})
-    stage.say("granted", claim=claim, gpu="2")
+    stage.say(GrantedMessage(claim, "2"))
     stage.wait(lambda: stage.lender.refusal("two"))
     assert "job 'one'" in stage.lender.refusal("two")
     assert stage.lender.held("two") == {}
     assert stage.lender.held("one") == {"a": (2, 3)}
-    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [claim]
+    assert stage.wait(lambda: stage.told(FreeClaims))[0].names == (claim,)
 
 
 def test_nodes_are_offered_once_their_host_is_up(stage):
@@ -215,31 +240,31 @@ def test_nodes_are_offered_once_their_host_is_up(stage):
 def test_a_place_is_held_when_ray_has_granted_it(stage):
     stage.ready("a")
     one, two = stage.taken("job", {"a": 2})
-    stage.say("granted", claim=one, gpu="3")
-    stage.say("granted", claim=two, gpu="1")
+    stage.say(GrantedMessage(one, "3"))
+    stage.say(GrantedMessage(two, "1"))
     stage.wait(lambda: stage.lender.held("job") == {"a": (1, 3)})
     stage.lender.drop("job", {"a": (3,)})
-    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [one]
+    assert stage.wait(lambda: stage.told(FreeClaims))[0].names == (one,)
     assert stage.lender.held("job") == {"a": (1,)}
 
 
 def test_a_place_is_the_position_of_the_gpu_and_not_its_number(stage):
-    stage.say("connected", version="2")
+    stage.say(ConnectedMessage("2"))
     stage.nodes("a")
     stage.host("a", gpus=(4, 5, 6, 7))
     stage.wait(stage.lender.hosts)
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("granted", claim=name, gpu="6")
+    stage.say(GrantedMessage(name, "6"))
     stage.wait(lambda: stage.lender.held("job") == {"a": (2,)})
 
 
 def test_a_part_of_a_gpu_is_no_place(stage):
     stage.ready("a")
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("granted", claim=name, gpu="MIG-1")
+    stage.say(GrantedMessage(name, "MIG-1"))
     stage.wait(lambda: any("MIG-1" in line for line in stage.lender.warnings()))
     assert stage.lender.held("job") == {}
-    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [name]
+    assert stage.wait(lambda: stage.told(FreeClaims))[0].names == (name,)
     assert "'MIG-1', which is no whole GPU" in stage.lender.refusal("job")
     assert [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [0]
 
@@ -247,12 +272,12 @@ def test_a_part_of_a_gpu_is_no_place(stage):
 def test_a_place_that_ray_fails_to_give_is_refused_and_its_node_is_tried_again_later(stage, caplog):
     stage.ready("a", "b")
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("failed", claim=name, why="worker crashed")
+    stage.say(FailedMessage(name, "worker crashed"))
     why = stage.wait(lambda: stage.lender.refusal("job"))
     assert why in stage.lender.warnings()
     stage.wait(lambda: why in caplog.text)
     assert "node 'a' (worker crashed)" in why
-    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [name]
+    assert stage.wait(lambda: stage.told(FreeClaims))[0].names == (name,)
     assert [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [0, 4]
     # Its generation ends, and the next question is another one.
     stage.lender.ask("job", {})
@@ -265,14 +290,14 @@ def test_a_place_that_ray_fails_to_give_is_refused_and_its_node_is_tried_again_l
 def test_a_place_in_use_stays_claimed_when_ray_loses_it(stage):
     stage.ready("a")
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("granted", claim=name, gpu="1")
+    stage.say(GrantedMessage(name, "1"))
     stage.wait(lambda: stage.lender.held("job"))
-    stage.say("failed", claim=name, why="the group was removed")
+    stage.say(FailedMessage(name, "the group was removed"))
     stage.wait(stage.lender.warnings)
     assert stage.lender.held("job") == {"a": (1,)}
-    assert (stage.lender.refusal("job"), stage.told("free")) == ("", [])
+    assert (stage.lender.refusal("job"), stage.told(FreeClaims)) == ("", [])
     assert stage.lender.hosts()[0].node.num_gpus == 4
-    stage.say("granted", claim=name, gpu="1")
+    stage.say(GrantedMessage(name, "1"))
     stage.wait(lambda: not stage.lender.warnings())
 
 
@@ -280,7 +305,7 @@ def limited(stage):
     """Others hold all of node a, and a claim stays in Ray's queue there: its name."""
     stage.ready("a")
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("waits", claim=name)
+    stage.say(WaitsMessage(name))
     stage.wait(lambda: stage.lender.refusal("job"))
     stage.lender.ask("job", {})
     assert stage.lender.hosts()[0].node.num_gpus == 0
@@ -288,24 +313,24 @@ def limited(stage):
 
 
 def test_a_claim_left_in_the_queue_that_fails_gives_the_node_free(stage):
-    stage.say("failed", claim=limited(stage), why="no idea")
+    stage.say(FailedMessage(limited(stage), "no idea"))
     stage.wait(lambda: stage.lender.hosts()[0].node.num_gpus == 4)
     assert stage.lender.warnings() == ()
 
 
 def test_a_claim_left_in_the_queue_does_not_outlive_the_service(stage):
     name = limited(stage)
-    assert not stage.told("free")
+    assert not stage.told(FreeClaims)
     stage.lender.close()
-    assert [order["names"] for order in stage.told("free")] == [[name]]
+    assert [request.names for request in stage.told(FreeClaims)] == [(name,)]
 
 
 def test_others_hold_part_of_a_node(stage):
     stage.ready("a", "b")
     one, two, three = stage.taken("job", {"a": 3})
-    stage.say("granted", claim=one, gpu="0")
-    stage.say("waits", claim=two)
-    stage.say("waits", claim=three)
+    stage.say(GrantedMessage(one, "0"))
+    stage.say(WaitsMessage(two))
+    stage.say(WaitsMessage(three))
     stage.wait(lambda: "2 on a missing" in stage.lender.refusal("job"))
     assert [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [1, 4]
     assert stage.lender.held("job") == {"a": (0,)}
@@ -313,31 +338,31 @@ def test_others_hold_part_of_a_node(stage):
     # The job goes elsewhere; one claim stays in Ray's queue and tells when the others have left.
     stage.lender.ask("job", {"a": 1})
     assert stage.lender.refusal("job") == ""
-    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [three]
-    stage.say("granted", claim=two, gpu="1")
+    assert stage.wait(lambda: stage.told(FreeClaims))[0].names == (three,)
+    stage.say(GrantedMessage(two, "1"))
     stage.wait(lambda: [hosted.node.num_gpus for hosted in stage.lender.hosts()] == [4, 4])
-    assert stage.wait(lambda: stage.told("free")[1:])[0]["names"] == [two]
+    assert stage.wait(lambda: stage.told(FreeClaims)[1:])[0].names == (two,)
     assert stage.lender.held("job") == {"a": (0,)}
 
 
 def test_waiting_for_our_own_jobs_is_no_refusal(stage):
     stage.ready("a")
     for number, name in enumerate(stage.taken("wide", {"a": 4})):
-        stage.say("granted", claim=name, gpu=str(number))
+        stage.say(GrantedMessage(name, str(number)))
     stage.wait(lambda: stage.lender.held("wide") == {"a": (0, 1, 2, 3)})
     (name,) = stage.taken("patient", {"a": 1})
     stage.changed.clear()
-    stage.say("waits", claim=name)
+    stage.say(WaitsMessage(name))
     assert stage.changed.wait(PATIENCE_SECONDS)
     assert stage.lender.refusal("patient") == ""
     assert stage.lender.hosts()[0].node.num_gpus == 4
     stage.lender.drop("wide", {"a": (0, 1, 2, 3)})
-    assert stage.wait(lambda: stage.told("retry"))[0]["names"] == [name]
+    assert stage.wait(lambda: stage.told(RetryClaims))[0].names == (name,)
 
 
 def test_a_host_that_ended_is_a_node_less_until_it_is_back(stage, caplog):
     stage.ready("a", "b")
-    stage.say("gone", node="a", why="the host of node 'a' ended (1)")
+    stage.say(HostGoneMessage("a", "the host of node 'a' ended (1)"))
     stage.wait(lambda: [hosted.node.id for hosted in stage.lender.hosts()] == ["b"])
     assert stage.lender.warnings() == ("the host of node 'a' ended (1)",)
     stage.wait(lambda: "the host of node 'a' ended (1)" in caplog.text)
@@ -349,18 +374,18 @@ def test_a_host_that_ended_is_a_node_less_until_it_is_back(stage, caplog):
 def test_a_node_that_left_takes_its_claims_along(stage):
     stage.ready("a", "b")
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("granted", claim=name, gpu="0")
+    stage.say(GrantedMessage(name, "0"))
     stage.wait(lambda: stage.lender.held("job"))
     stage.nodes("b")
     stage.wait(lambda: not stage.lender.held("job"))
-    assert stage.wait(lambda: stage.told("free"))[0]["names"] == [name]
+    assert stage.wait(lambda: stage.told(FreeClaims))[0].names == (name,)
     assert [hosted.node.id for hosted in stage.lender.hosts()] == ["b"]
 
 
 def test_a_new_object_knows_what_was_lent(stage):
     stage.ready("a")
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("granted", claim=name, gpu="2")
+    stage.say(GrantedMessage(name, "2"))
     stage.wait(lambda: stage.lender.held("job"))
     stage.lender.close()
     before = len(stage.told())
@@ -368,23 +393,23 @@ def test_a_new_object_knows_what_was_lent(stage):
     assert stage.lender.held("job") == {"a": (2,)}
     stage.lender.claim("job", {"a": (2,)})
     first = stage.wait(lambda: stage.told()[before:])[0]
-    assert first["claims"] == {name: "a"}
-    assert first["prefix"] == stage.told()[0]["prefix"]
-    assert not stage.told("free")
+    assert first.claims == {name: "a"}
+    assert first.prefix == stage.told()[0].prefix
+    assert not stage.told(FreeClaims)
 
 
 def test_nodes_in_use_stay_when_the_service_comes_back_and_ray_does_not(stage):
     stage.ready("a", "b", "c")
     for node in ("a", "b"):
         (name,) = stage.taken(f"on-{node}", {node: 1})
-        stage.say("granted", claim=name, gpu="0")
+        stage.say(GrantedMessage(name, "0"))
     stage.wait(lambda: stage.lender.held("on-a") and stage.lender.held("on-b"))
     before = {hosted.node.id: hosted for hosted in stage.lender.hosts()}
     stage.lender.close()
     (stage.folder / "said").write_text("")
     stage.lender = stage.begin()
     assert {hosted.node.id: hosted for hosted in stage.lender.hosts()} == {name: before[name] for name in ("a", "b")}
-    stage.say("unreachable", why="nobody listens")
+    stage.say(UnreachableMessage("nobody listens"))
     stage.wait(stage.lender.warnings)
     assert len(stage.lender.hosts()) == 2
     # Ray is back, and one of them is gone.
@@ -396,7 +421,7 @@ def test_nodes_in_use_stay_when_the_service_comes_back_and_ray_does_not(stage):
 def test_notes_of_nodes_that_cannot_be_read_do_no_harm(stage):
     stage.ready("a")
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("granted", claim=name, gpu="0")
+    stage.say(GrantedMessage(name, "0"))
     stage.wait(lambda: stage.lender.held("job"))
     stage.lender.close()
     (stage.folder / "said").write_text("")
@@ -415,9 +440,9 @@ def test_a_driver_that_dies_is_started_again_and_its_nodes_stay(stage):
     stage.say("die")
     stage.wait(lambda: any("out of breath" in line for line in stage.lender.warnings()))
     assert [hosted.node.id for hosted in stage.lender.hosts()] == ["a"]
-    stage.wait(lambda: len([line for line in stage.told() if "namespace" in line]) > 1)
-    stage.say("connected", version="2")
-    stage.say("well")
+    stage.wait(lambda: len(stage.told(DriverOrder)) > 1)
+    stage.say(ConnectedMessage("2"))
+    stage.say(WellMessage())
     stage.wait(lambda: not stage.lender.warnings())
 
 
@@ -425,9 +450,9 @@ def test_a_head_that_has_forgotten_its_nodes_is_told_from_a_cluster_that_never_h
     stage.ready("n1")
     stage.say("die")
     stage.wait(lambda: stage.lender.warnings())
-    stage.say("connected", version="2")
+    stage.say(ConnectedMessage("2"))
     stage.nodes()
-    stage.say("well")
+    stage.say(WellMessage())
     (said,) = stage.wait(lambda: [each for each in stage.lender.warnings() if "Ray's head was restarted" in each])
     assert "jobs that ran there go on from their checkpoints once Ray is started on its nodes again" in said
     stage.wait(lambda: said in caplog.text)
@@ -445,9 +470,9 @@ def test_a_driver_that_falls_silent_is_said_and_its_nodes_stay(stage, monkeypatc
     stage.wait(lambda: any("does not answer" in line for line in stage.lender.warnings()))
     assert [hosted.node.id for hosted in stage.lender.hosts()] == ["a"]
     monkeypatch.undo()
-    stage.say("well")
+    stage.say(WellMessage())
     stage.wait(lambda: not stage.lender.warnings())
-    assert len([line for line in stage.told() if "namespace" in line]) == 1
+    assert len(stage.told(DriverOrder)) == 1
 
 
 def test_a_driver_that_stays_silent_is_replaced(stage, monkeypatch):
@@ -455,19 +480,19 @@ def test_a_driver_that_stays_silent_is_replaced(stage, monkeypatch):
     monkeypatch.setattr(driver_client, "_GIVE_UP_SECONDS", 0.0)
     stage.ready("a")
     (stage.folder / "said").write_text("")
-    stage.wait(lambda: len([line for line in stage.told() if "namespace" in line]) > 1)
+    stage.wait(lambda: len(stage.told(DriverOrder)) > 1)
     assert [hosted.node.id for hosted in stage.lender.hosts()] == ["a"]
 
 
 def test_a_driver_that_talks_nonsense_is_replaced(stage, caplog):
     stage.ready("a")
-    stage.say("host")
-    stage.wait(lambda: len([line for line in stage.told() if "namespace" in line]) > 1)
+    stage.say('["HostMessage", {}]')
+    stage.wait(lambda: len(stage.told(DriverOrder)) > 1)
     stage.wait(lambda: "started again" in caplog.text)
 
 
 def test_ray_out_of_reach_is_said_with_the_reason(stage, caplog):
-    stage.say("unreachable", why="nobody listens at 10.0.0.9:6379")
+    stage.say(UnreachableMessage("nobody listens at 10.0.0.9:6379"))
     said = stage.wait(stage.lender.warnings)
     assert "Ray cannot be reached (nobody listens at 10.0.0.9:6379)" in said[0]
     stage.wait(lambda: said[0] in caplog.text)
@@ -483,17 +508,17 @@ def test_a_token_that_ray_refuses_is_said_at_once_and_stays_the_reason(stage, mo
     assert said.startswith("Ray cannot be reached (it ")
     assert what in said
     assert all(name in said for name in ("RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN,", "RAY_AUTH_TOKEN_PATH"))
-    stage.say("unreachable", why="Failed to connect to Ray cluster")
+    stage.say(UnreachableMessage("Failed to connect to Ray cluster"))
     stage.say("die")
-    stage.wait(lambda: len([line for line in stage.told() if "namespace" in line]) > 1)
+    stage.wait(lambda: len(stage.told(DriverOrder)) > 1)
     assert stage.lender.warnings() == (said,)
-    stage.say("unreachable", why="nobody listens")
+    stage.say(UnreachableMessage("nobody listens"))
     # What the driver before it wrote is over.
     stage.wait(lambda: "(nobody listens)" in stage.lender.warnings()[0])
 
 
 def test_a_cluster_without_gpus_is_said_once_it_was_looked_at(stage):
-    stage.say("connected", version="2")
+    stage.say(ConnectedMessage("2"))
     stage.wait(lambda: stage.lender._link.is_connected)
     assert stage.lender.warnings() == ()
     stage.nodes()
@@ -530,7 +555,9 @@ def test_the_autoscaler_hears_of_a_wish_once_and_only_where_allowed(tmp_path):
         stage.lender.desire(3)
         stage.lender.desire(3)
         stage.lender.desire(4)
-        assert [order["nodes"] for order in stage.wait(lambda: stage.told("desire")[1:] and stage.told("desire"))] == [
+        assert [
+            request.num_nodes for request in stage.wait(lambda: stage.told(DesireNodes)[1:] and stage.told(DesireNodes))
+        ] == [
             3,
             4,
         ]
@@ -542,37 +569,37 @@ def test_without_leave_the_autoscaler_hears_nothing(stage):
     stage.wait(stage.told)
     stage.lender.desire(3)
     stage.taken("job", {"a": 1})
-    assert not stage.told("desire")
+    assert not stage.told(DesireNodes)
 
 
 def test_a_new_driver_knows_the_wish_and_the_end_of_all_takes_it_back(tmp_path):
     stage = Stage(tmp_path, autoscale=True)
     try:
-        assert stage.wait(stage.told)[0]["desired"] is None
+        assert stage.wait(stage.told)[0].desired.num_nodes is None
         stage.ready("a")
         stage.lender.desire(3)
-        stage.wait(lambda: stage.told("desire"))
+        stage.wait(lambda: stage.told(DesireNodes))
         stage.say("die")
-        first = stage.wait(lambda: [line for line in stage.told() if "namespace" in line][1:])[0]
-        assert first["desired"] == 3
+        first = stage.wait(lambda: stage.told(DriverOrder)[1:])[0]
+        assert first.desired.num_nodes == 3
     finally:
         stage.lender.close()
-    assert stage.told("release") == [{"do": "release"}]
+    assert stage.told(ReleaseHosts) == [ReleaseHosts()]
 
 
 def test_what_still_runs_is_not_parted_from(stage):
     stage.ready("a")
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("granted", claim=name, gpu="0")
+    stage.say(GrantedMessage(name, "0"))
     stage.wait(lambda: stage.lender.held("job"))
     stage.lender.close()
-    assert stage.told("release") == []
+    assert stage.told(ReleaseHosts) == []
 
 
 def test_a_node_that_ray_drains_is_left_and_stays_until_it_has_gone(stage):
     stage.ready("a", "b")
     (name,) = stage.taken("job", {"a": 1})
-    stage.say("granted", claim=name, gpu="0")
+    stage.say(GrantedMessage(name, "0"))
     stage.wait(lambda: stage.lender.held("job"))
     stage.nodes("a", "b", a="Ray drains it")
     stage.wait(lambda: stage.lender.leaving() == {"a": "Ray drains it"})

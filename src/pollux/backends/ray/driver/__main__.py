@@ -1,21 +1,31 @@
-"""Connects to Ray, and runs until its input ends: orders and reports are lines of JSON."""
+"""Connects to Ray, and runs until its input ends."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pollux.backends.ray.driver.loop import Driver
 from pollux.backends.ray.driver.ray_errors import connection_error
-from pollux.backends.ray.driver_order import DriverOrder
+from pollux.backends.ray.driver_messages import (
+    MAX_LINE_BYTES,
+    ConnectedMessage,
+    DriverMessage,
+    DriverRequest,
+    UnreachableMessage,
+    decode_request,
+    encode_line,
+)
+from pollux.backends.transport.json_lines import LineReader
+from pollux.wire.live.codec import MalformedValue
 
-__all__ = ["listen", "main"]
+__all__ = ["listen", "main", "requests_of"]
 
 _CONNECT_CODE = 3
 _REACH_SECONDS = 10.0
@@ -25,17 +35,20 @@ _LAST_SECONDS = 4.0
 
 def main() -> None:
     """Connect, and work until the input ends."""
-    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(1), "wb")
     # Ray's own output must not get between the lines.
     os.dup2(2, 1)
     lock = threading.Lock()
 
-    def tell(kind: str, **more: Any) -> None:
+    def tell(message: DriverMessage) -> None:
         with lock:
-            output.write(json.dumps({"kind": kind, **more}) + "\n")
+            output.write(encode_line(message))
             output.flush()
 
-    order = DriverOrder(**json.loads(sys.stdin.readline()))
+    requests = requests_of(0)
+    order = next(requests, None)
+    if order is None:
+        return
     ray: Any = importlib.import_module("ray")
     try:
         _check_port(order.address)
@@ -44,11 +57,11 @@ def main() -> None:
             configure_logging=False,
         )  # fmt: skip
     except Exception as error:
-        tell("unreachable", why=connection_error(error))
+        tell(UnreachableMessage(connection_error(error)))
         sys.exit(_CONNECT_CODE)
-    tell("connected", version=str(ray.__version__))
+    tell(ConnectedMessage(str(ray.__version__)))
     driver = Driver(ray, order, tell)
-    threading.Thread(target=listen, args=(driver,), daemon=True).start()
+    threading.Thread(target=listen, args=(driver, requests), daemon=True).start()
     driver.run()
 
 
@@ -60,14 +73,34 @@ def _check_port(address: str) -> None:
             pass
 
 
-def listen(driver: Driver) -> None:
-    """Hand each line of the input to the driver's thread; the process ends after the last one."""
-    for line in sys.stdin:
-        driver.events.put((driver.obey, (json.loads(line),)))
+class _Input:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def recv(self, size: int) -> bytes:
+        return os.read(self._descriptor, size)
+
+
+def requests_of(descriptor: int) -> Iterator[Any]:
+    """The order and the requests that come over a pipe, until its end."""
+    reader = LineReader(_Input(descriptor), MAX_LINE_BYTES)
+    while (lines := reader.lines()) is not None:
+        yield from map(decode_request, lines)
+
+
+def listen(driver: Driver, requests: Iterable[DriverRequest]) -> None:
+    """Hand each request to the driver's thread; the process ends after the last one."""
+    code = 0
+    try:
+        for request in requests:
+            driver.events.put((driver.obey, (request,)))
+    except MalformedValue as error:
+        print(f"a request of the service is refused: {error}", file=sys.stderr, flush=True)
+        code = 1
     # The service has ended: carry out its last orders, and do not wait for Ray's own shutdown, which may take long.
-    driver.events.put((os._exit, (0,)))
+    driver.events.put((os._exit, (code,)))
     time.sleep(_LAST_SECONDS)
-    os._exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pollux.backends.ray.driver.connection import RayConnection
 from pollux.backends.ray.driver.host_actors import HostActors
-from pollux.backends.ray.driver_order import DriverOrder
+from pollux.backends.ray.driver_messages import DesireNodes, DriverOrder
+from pollux.backends.ray.node_actor import ActorReport
 from pollux.backends.ray.nodes import RayNode
 
 __all__ = ["Autoscaling"]
@@ -34,23 +36,23 @@ class Autoscaling:
     ) -> None:
         self._connection, self._slots, self._hosts, self._clock = connection, order.slots, hosts, clock
         self._claimed_nodes, self._look = claimed_nodes, look
-        self._desired, self._awaited, self._size = order.desired, order.awaited, order.size
+        self._desired = order.desired
         self._asked_for: list[dict[str, int]] | None = None
         self._largest = 1
         # Nodes beyond those that were asked for, and since when; those that were left to Ray, which may end them.
         self._spare_since: dict[str, float] = {}
         self._given_up: set[str] = set()
 
-    def desire(self, num_nodes: int, awaited: bool, size: int) -> None:
-        """Ask for this number of nodes, each with `size` places."""
-        self._desired, self._awaited, self._size = num_nodes, awaited, size
+    def desire(self, desired: DesireNodes) -> None:
+        """Ask for these nodes."""
+        self._desired = desired
         self._spare_since = {}
         self.ask_autoscaler()
 
     def withdraw(self) -> None:
         """Ask for no nodes: the service ends, and no job runs."""
-        if self._desired is not None:
-            self._desired = 0
+        if self._desired.num_nodes is not None:
+            self._desired = replace(self._desired, num_nodes=0)
             self.ask_autoscaler()
 
     def ask_autoscaler(self) -> None:
@@ -58,11 +60,11 @@ class Autoscaling:
 
         Ray keeps a request after the process that made it has ended; a request for 0 nodes takes it back.
         """
-        if self._desired is None:
+        if self._desired.num_nodes is None:
             return
         self._largest = max(self._largest, *(node.places for node in self._hosts.nodes()), 1)
-        bundle = {"CPU": self._slots} if self._slots is not None else {"GPU": self._size or self._largest}
-        wished = [bundle] * self._desired
+        bundle = {"CPU": self._slots} if self._slots is not None else {"GPU": self._desired.size or self._largest}
+        wished = [bundle] * self._desired.num_nodes
         if wished != self._asked_for:
             self._asked_for = wished
             importlib.import_module("ray.autoscaler.sdk").request_resources(bundles=wished)
@@ -73,10 +75,11 @@ class Autoscaling:
         The host of any other node is ended once it has no work; a node that is needed again gets a new host. While a
         job waits, all nodes are needed, as the driver does not know which of them suits the job.
         """
-        if self._desired is None or self._awaited:
+        num_nodes = self._desired.num_nodes
+        if num_nodes is None or self._desired.awaited:
             self._spare_since, self._given_up = {}, set()
             return dict(every)
-        now, spare = self._clock(), self._spare(every.values(), self._desired)
+        now, spare = self._clock(), self._spare(every.values(), num_nodes)
         self._spare_since = {ray_id: self._spare_since.get(ray_id, now) for ray_id in spare}
         self._given_up &= spare
         for ray_id, since in self._spare_since.items():
@@ -101,10 +104,11 @@ class Autoscaling:
             self._spare_since[ray_id] = now
             self._hosts.ask_report(ray_id, self._end_if_idle)
 
-    def _end_if_idle(self, said: Mapping[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
+    def _end_if_idle(self, said: object, error: Exception | None, ray_id: str, actor: Any) -> None:
         """End the host of a node that is still not needed and has no work, and leave the node to Ray."""
         node = next((node for node in self._hosts.nodes() if node.ray_id == ray_id), None)
-        if node is None or said is None or said["works"] or self._hosts.actor_of(ray_id) is not actor:
+        report = ActorReport.read(said)
+        if node is None or report is None or report.works or self._hosts.actor_of(ray_id) is not actor:
             return
         # The node may have been claimed or asked for meanwhile.
         if ray_id in self._spare_since and node.name not in self._claimed_nodes():

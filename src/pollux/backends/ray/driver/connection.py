@@ -7,16 +7,18 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
+from pollux.backends.ray.driver_messages import DriverMessage
+
 __all__ = ["RayConnection"]
 
 
 class RayConnection:
-    """`ray` is the module; `tell(kind, **more)` sends a line to the service.
+    """`ray` is the module; `tell` sends a message to the service.
 
     `events` holds functions with their arguments for the driver's one thread to call.
     """
 
-    def __init__(self, ray: Any, tell: Callable[..., None]) -> None:
+    def __init__(self, ray: Any, tell: Callable[[DriverMessage], None]) -> None:
         self.ray, self.tell = ray, tell
         self.events: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.SimpleQueue()
         self.strategies = importlib.import_module("ray.util.scheduling_strategies")

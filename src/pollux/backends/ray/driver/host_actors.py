@@ -6,13 +6,13 @@ It reports a host that has ended as gone: the service takes the node for lost un
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pollux.backends.ray.driver.connection import RayConnection
 from pollux.backends.ray.driver.ray_errors import SAME_VERSION, one_line
-from pollux.backends.ray.driver_order import DriverOrder
-from pollux.backends.ray.node_actor import NodeHost, found_gpus, secret_digest
+from pollux.backends.ray.driver_messages import DriverOrder, HostGoneMessage, HostMessage, HostReport
+from pollux.backends.ray.node_actor import ActorReport, HostOptions, NodeHost, found_gpus, secret_digest
 from pollux.backends.ray.nodes import RayNode
 
 __all__ = ["HostActors"]
@@ -23,7 +23,6 @@ _RESTART_SECONDS = 1.0
 _CHECK_SECONDS = 2.0
 # Longer than an actor waits for the start of its host.
 _REPORT_SECONDS = 150.0
-_REPORTED = frozenset({"address", "port", "gpus", "doubt", "options", "works", "secret"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class HostActors:
         return [seat.actor for seat in self._seats.values() if seat.actor is not None]
 
     def ask_report(self, ray_id: str, handle: Callable[..., None]) -> None:
-        """Have `handle(report, error, ray_id, actor)` called with the actor's report on the host of a node."""
+        """Have `handle(said, error, ray_id, actor)` called with the plain `ActorReport` of a node's actor."""
         actor = self.actor_of(ray_id)
         self._connection.then(actor.report.remote(), handle, ray_id, actor)
 
@@ -123,52 +122,50 @@ class HostActors:
             scheduling_strategy=self._connection.on_node(node.ray_id),
         )
         secret, prefix = self._order.secret, self._order.prefix
-        actor = actor_class.remote(node.name, listen=node.address, secret=secret, prefix=prefix, **self._options(node))
+        options = asdict(self._options(node))
+        actor = actor_class.remote(node.name, listen=node.address, secret=secret, prefix=prefix, **options)
         seat.state = _Starting(actor, now)
         self.ask_report(node.ray_id, self._reported)
 
-    def _options(self, node: RayNode) -> dict[str, Any]:
-        """The options of a host; one that was started with others is not used."""
-        return {"places": node.places, "with_gpus": self._order.needs_gpu_numbers, "warm": self._order.warm}
+    def _options(self, node: RayNode) -> HostOptions:
+        return HostOptions(node.places, self._order.needs_gpu_numbers, self._order.warm)
 
     def _seat_of(self, ray_id: str, actor: Any) -> _Seat | None:
         """The seat of a node, if it still has this actor."""
         seat = self._seats.get(ray_id)
         return seat if seat is not None and seat.actor is actor else None
 
-    def _reported(self, said: Mapping[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
+    def _reported(self, said: object, error: Exception | None, ray_id: str, actor: Any) -> None:
         seat = self._seat_of(ray_id, actor)
         if seat is None:
             return
         if said is None:
             # An actor that failed is not asked again: the next try makes a new one.
             self._end(seat, actor, f"node '{seat.node.name}' cannot be used: {one_line(error)}", _RETRY_SECONDS)
-        elif not said.keys() >= _REPORTED:
+        elif (report := ActorReport.read(said)) is None:
             why = f"node '{seat.node.name}' has a host of another version of pollux-scheduler: {SAME_VERSION}"
             self._end(seat, actor, why, _RETRY_SECONDS)
-        elif said["secret"] != secret_digest(self._order.secret):
+        elif report.secret != secret_digest(self._order.secret):
             why = f"node '{seat.node.name}' had a host with an old secret, which was ended"
             self._end(seat, actor, why, _RESTART_SECONDS)
-        elif said["options"] != self._options(seat.node) and not said["works"]:
+        elif report.options != self._options(seat.node) and not report.works:
             why = f"node '{seat.node.name}' had a host with other options, which was ended"
             self._end(seat, actor, why, _RESTART_SECONDS)
         else:
-            self._use(seat, actor, said)
+            self._use(seat, actor, report)
 
-    def _use(self, seat: _Seat, actor: Any, said: Mapping[str, Any]) -> None:
+    def _use(self, seat: _Seat, actor: Any, report: ActorReport) -> None:
         """Report that the host is up, and wait for its end."""
-        node, options = seat.node, said["options"]
-        odd = ""
+        node, odd = seat.node, ""
         seat.state = _Up(actor)
-        if options != self._options(node):
+        if report.options != self._options(node):
             seat.state = _Up(actor, self._clock() + _CHECK_SECONDS)
-            was = ", ".join(f"{name}={value}" for name, value in options.items())
             odd = (
-                f"node '{node.name}' has a host that was started with other options ({was}) and still runs "
+                f"node '{node.name}' has a host that was started with other options ({report.options}) and still runs "
                 "replicas: nothing new is started there, and the host is restarted once they have ended"
             )
-        address = [said["address"], said["port"]]
-        self._connection.tell("host", node=node.name, address=address, gpus=said["gpus"], odd=odd, doubt=said["doubt"])
+        up = HostReport((report.address, report.port), report.gpus)
+        self._connection.tell(HostMessage(node.name, up, odd, report.doubt))
         self._watch(node.ray_id, actor)
         if self._order.needs_gpu_numbers:
             # This leaves an idle worker on the node, so that the first claim there does not wait for one.
@@ -178,9 +175,10 @@ class HostActors:
     def _watch(self, ray_id: str, actor: Any) -> None:
         self._connection.then(actor.watch.remote(), self._host_ended, ray_id, actor)
 
-    def _end_if_idle(self, said: Mapping[str, Any] | None, error: Exception | None, ray_id: str, actor: Any) -> None:
+    def _end_if_idle(self, said: object, error: Exception | None, ray_id: str, actor: Any) -> None:
         """End a host with other options once it has no work; `_host_ended` is then called."""
-        if self._seat_of(ray_id, actor) is not None and said is not None and not said["works"]:
+        report = ActorReport.read(said)
+        if self._seat_of(ray_id, actor) is not None and report is not None and not report.works:
             self._connection.ray.kill(actor)
 
     def _host_ended(self, code: int | None, error: Exception | None, ray_id: str, actor: Any) -> None:
@@ -199,4 +197,4 @@ class HostActors:
         if actor is not None:
             self._connection.ray.kill(actor)
         seat.state = _Absent(self._clock() + pause_seconds)
-        self._connection.tell("gone", node=seat.node.name, why=why)
+        self._connection.tell(HostGoneMessage(seat.node.name, why))

@@ -14,7 +14,18 @@ from pollux.backends.ray.driver.autoscaling import Autoscaling
 from pollux.backends.ray.driver.connection import RayConnection
 from pollux.backends.ray.driver.host_actors import HostActors
 from pollux.backends.ray.driver.placement_groups import PlacementGroups
-from pollux.backends.ray.driver_order import DriverOrder
+from pollux.backends.ray.driver_messages import (
+    DesireNodes,
+    DriverMessage,
+    DriverOrder,
+    DriverRequest,
+    FreeClaims,
+    NodesMessage,
+    ReleaseHosts,
+    RetryClaims,
+    TakeClaims,
+    WellMessage,
+)
 from pollux.backends.ray.nodes import RayNode, lending_nodes
 
 __all__ = ["Driver"]
@@ -28,14 +39,14 @@ _PART_SECONDS = 2.0
 class Driver:
     """One connection to Ray in one thread; results from Ray's own threads come as events.
 
-    `tell(kind, **more)` sends a line to the service. `clock` (monotonic seconds) can be replaced in tests.
+    `tell` sends a message to the service. `clock` (monotonic seconds) can be replaced in tests.
     """
 
     def __init__(
         self,
         ray: Any,
         order: DriverOrder,
-        tell: Callable[..., None],
+        tell: Callable[[DriverMessage], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._order, self._clock = order, clock
@@ -46,7 +57,7 @@ class Driver:
         self._autoscaling = Autoscaling(
             self._connection, order, self._hosts, lambda: self.groups.claims.values(), self.find_nodes, clock
         )
-        self._told: tuple[list[dict[str, Any]], dict[str, str]] | None = None
+        self._told: NodesMessage | None = None
 
     def run(self) -> None:
         """Handle events until the process ends."""
@@ -82,12 +93,9 @@ class Driver:
         used = self._autoscaling.needed(every)
         self._hosts.follow(used)
         self.groups.nodes = {node.name: node for node in used.values()}
-        described, leaving = [node.described() for node in used.values()], self._drained(used)
-        if (described, leaving) == self._told:
-            self._connection.tell("well")
-        else:
-            self._told = described, leaving
-            self._connection.tell("nodes", nodes=described, leaving=leaving)
+        found = NodesMessage(tuple(used.values()), self._drained(used))
+        self._connection.tell(WellMessage() if found == self._told else found)
+        self._told = found
         self._autoscaling.ask_autoscaler()
 
     def _drained(self, used: Mapping[str, RayNode]) -> dict[str, str]:
@@ -102,18 +110,18 @@ class Driver:
             if ray_id in used
         }
 
-    def obey(self, order: Mapping[str, Any]) -> None:
-        """Carry out one order of the service."""
-        match order["do"]:
-            case "take":
-                self.groups.take(order["claims"])
-            case "free":
-                self.groups.free(order["names"])
-            case "retry":
-                self.groups.retry(order["names"])
-            case "desire":
-                self._autoscaling.desire(order["nodes"], order["awaited"], order["size"])
-            case "release":
+    def obey(self, request: DriverRequest) -> None:
+        """Carry out one request of the service."""
+        match request:
+            case TakeClaims(claims):
+                self.groups.take(claims)
+            case FreeClaims(names):
+                self.groups.free(names)
+            case RetryClaims(names):
+                self.groups.retry(names)
+            case DesireNodes():
+                self._autoscaling.desire(request)
+            case ReleaseHosts():
                 self._release()
 
     def _release(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pollux.backends.ray.driver.connection import RayConnection
 from pollux.backends.ray.driver.ray_errors import one_line
-from pollux.backends.ray.driver_order import DriverOrder
+from pollux.backends.ray.driver_messages import DriverOrder, FailedMessage, GrantedMessage, WaitsMessage
 from pollux.backends.ray.node_actor import found_gpus
 from pollux.backends.ray.nodes import RayNode
 
@@ -99,7 +99,7 @@ class PlacementGroups:
             if name not in created:
                 if name in late:
                     known.waits_since = None
-                    self._connection.tell("waits", claim=name)
+                    self._connection.tell(WaitsMessage(name))
             elif not self._order.needs_gpu_numbers:
                 self._found([], None, name, known.group)
 
@@ -143,10 +143,10 @@ class PlacementGroups:
             self._remove(name)
             # `make_missing` asks for it again, unless the service gives the claim back.
             self._failed_at[name] = self._clock()
-            self._connection.tell("failed", claim=name, why=one_line(error))
+            self._connection.tell(FailedMessage(name, one_line(error)))
             return
         known.waits_since, known.is_granted = None, True
-        self._connection.tell("granted", claim=name, gpu=gpus[0] if gpus else None)
+        self._connection.tell(GrantedMessage(name, gpus[0] if gpus else None))
 
     def _remove(self, name: str) -> None:
         known = self._groups.pop(name, None)

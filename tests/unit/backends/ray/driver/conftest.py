@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pollux.backends.ray.driver.loop import Driver
-from pollux.backends.ray.driver_order import DriverOrder
+from pollux.backends.ray.driver_messages import DesireNodes, DriverOrder, decode_message, encode_line
 from pollux.backends.ray.node_actor import NodeHost, found_gpus, secret_digest
 
 SECRET = "ab" * 16
@@ -149,17 +149,21 @@ def ray(monkeypatch):
 
 
 class Told(list[Any]):
-    def __call__(self, kind, **more):
-        self.append((kind, more))
+    """What the driver has told, as the service reads it."""
+
+    def __call__(self, message):
+        self.append(decode_message(encode_line(message)))
 
     def of(self, kind):
-        return [more for each, more in self if each == kind]
+        return [message for message in self if isinstance(message, kind)]
 
 
 @pytest.fixture
 def make(ray):
     def made(claims=None, slots=None, with_gpus=True, desired=None):
-        order = DriverOrder(SECRET, "pollux:s:", slots=slots, with_gpus=with_gpus, claims=claims or {}, desired=desired)
+        order = DriverOrder(
+            SECRET, "pollux:s:", slots=slots, with_gpus=with_gpus, claims=claims or {}, desired=DesireNodes(desired)
+        )
         told = Told()
         driver = Driver(ray, order, told, lambda: ray.now)
         driver.recover()

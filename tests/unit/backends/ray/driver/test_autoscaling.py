@@ -2,7 +2,7 @@
 
 import pytest
 
-DESIRE = {"do": "desire", "awaited": False, "size": 0}
+from pollux.backends.ray.driver_messages import DesireNodes, NodesMessage, ReleaseHosts, TakeClaims
 
 
 def spare(ray, driver):
@@ -24,10 +24,10 @@ def test_hosts_beyond_the_wish_are_ended_so_that_ray_may_end_their_nodes(ray, ma
     ray.settle(driver)
     assert ray.killed == [ray.actors[0]]
     driver.find_nodes()
-    assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-bbbbbb"], "the one with a claim stays"
-    driver.obey(DESIRE | {"nodes": 2})
+    assert [node.name for node in told.of(NodesMessage)[-1].nodes] == ["host-bbbbbb"], "the one with a claim stays"
+    driver.obey(DesireNodes(2))
     driver.find_nodes()
-    assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-aaaaaa", "host-bbbbbb"]
+    assert [node.name for node in told.of(NodesMessage)[-1].nodes] == ["host-aaaaaa", "host-bbbbbb"]
     assert ray.actors[-1].given[0] == "host-aaaaaa", "who is needed again gets another host"
 
 
@@ -37,11 +37,11 @@ def test_while_a_job_waits_every_node_is_needed(ray, make):
     for actor in ray.actors[:2]:
         ray.report(actor)
     ray.settle(driver)
-    assert told.of("nodes")[-1]["nodes"] == []
+    assert told.of(NodesMessage)[-1].nodes == ()
     # Which of them suits it, and which is broken, is not known here.
-    driver.obey(DESIRE | {"nodes": 1, "awaited": True})
+    driver.obey(DesireNodes(1, awaited=True))
     driver.find_nodes()
-    assert [node["name"] for node in told.of("nodes")[-1]["nodes"]] == ["host-aaaaaa", "host-bbbbbb"]
+    assert [node.name for node in told.of(NodesMessage)[-1].nodes] == ["host-aaaaaa", "host-bbbbbb"]
 
 
 def test_of_nodes_that_nobody_uses_the_large_ones_that_are_up_stay(ray, make):
@@ -65,21 +65,21 @@ def test_a_host_that_is_needed_after_all_stays(ray, make, why):
     driver, told = make(desired=None if why == "nobody said what is wished" else 1)
     spare(ray, driver)
     if why == "a claim came":
-        driver.obey({"do": "take", "claims": {"pollux:s:job:0": "host-bbbbbb"}})
+        driver.obey(TakeClaims({"pollux:s:job:0": "host-bbbbbb"}))
     elif why == "it is wished for again":
-        driver.obey(DESIRE | {"nodes": 2})
+        driver.obey(DesireNodes(2))
         driver.find_nodes()
     ray.report(ray.actors[1], works=why == "it works")
     ray.settle(driver)
     driver.find_nodes()
     assert ray.killed == []
-    assert len(told.of("nodes")) == 1, "no node came or went"
+    assert len(told.of(NodesMessage)) == 1, "no node came or went"
 
 
 def test_the_autoscaler_is_asked_for_whole_nodes(ray, make):
     driver, _ = make()
-    driver.obey(DESIRE | {"nodes": 3})
-    driver.obey(DESIRE | {"nodes": 0})
+    driver.obey(DesireNodes(3))
+    driver.obey(DesireNodes(0))
     assert ray.wishes == [[{"GPU": 4}] * 3, []]
 
 
@@ -96,12 +96,12 @@ def test_a_wish_of_before_is_repeated_and_made_anew_when_nodes_turn_out_larger(r
 
 def test_at_the_end_of_all_hosts_are_told_and_the_wish_is_taken_back(ray, make):
     driver, _ = make(desired=2)
-    driver.obey({"do": "release"})
+    driver.obey(ReleaseHosts())
     assert ray.wishes == [[{"GPU": 4}] * 2, []]
     assert ray.awaited == [actor.refs["release"] for actor in ray.actors]
 
 
 def test_who_never_had_a_wish_takes_none_back(ray, make):
     driver, _ = make()
-    driver.obey({"do": "release"})
+    driver.obey(ReleaseHosts())
     assert ray.wishes == []
