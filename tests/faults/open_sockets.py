@@ -158,14 +158,20 @@ def poke(sockets: Sequence[Any], seed: int) -> Any:
 
 def _bytes(chance: random.Random) -> bytes:
     live = "/pollux/live"
-    asked = json.dumps({"nonce": "0" * 32, "proof": "0" * 32, "request": '{"session": "x", "seen": 0, "lease": 1.0}'})
+    asked = json.dumps(
+        {
+            "nonce": "0" * 32,
+            "proof": "0" * 32,
+            "request": '["SessionRequest", {"session": "x", "seen": 0, "lease": 1.0}]',
+        }
+    )
     plain = OPENING + b"\1" + _text(f"{live}/committed") + _text("99999999999") + b"\7"
     known = [
         # Where the stranger is the same user after all, the store would do what PyTorch's own client says.
         GREETING + bytes(32), *([plain] if os.geteuid() == NOBODY else []),
         asked.encode() + b"\n", b"[" * 100_000 + b"\n",
         b'["StopRequest", {"generation": 99, "grace_seconds": 0.0}]\n',
-        b'{"version": 2, "nonce": "00"}\n[1, "[\\"KillAllRequest\\", {}]"]\n',
+        b'{"version": 4, "nonce": "00", "encrypts": true}\n[1, "[\\"KillAllRequest\\", {}]"]\n',
         b"POST /v1/shutdown HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n\r\n{}",
         b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n",
         # What gloo says first: the number of a connection. One of these may be next.

@@ -54,8 +54,9 @@ from pollux.backends.ray.provider import RayNodeProvider
 from pollux.backends.shim import live_generation as live_module
 from pollux.backends.shim.remote_launcher import RemoteLauncher
 from pollux.backends.shim.service_connections import ServiceConnections
+from pollux.backends.shim.store import host_messages, plain_protocol
 from pollux.backends.shim.store import peers as peers_module
-from pollux.backends.shim.store import plain_protocol
+from pollux.backends.shim.store.host_messages import FoundMessage, SetRequest, WatchRequest
 from pollux.backends.shim.store.peers import StorePeers
 from pollux.backends.transport import channel as channel_module
 from pollux.backends.transport.channel import Channel, SecureLine
@@ -66,12 +67,14 @@ from pollux.testing.servers.service import SAMPLE_MODEL, sample_report
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.codec import encode as to_json
 from pollux.wire.live import store_channel
-from pollux.wire.live.codec import MalformedValue, encode, encode_tagged, from_plain, to_plain
+from pollux.wire.live.codec import MalformedValue, decode, encode, encode_tagged, from_plain, to_plain
 from pollux.wire.live.heartbeat import Activity, Heartbeat, PauseReport
 from pollux.wire.live.messages import (
     AlarmMessage,
     EndedMessage,
     FleetAccess,
+    ForkserverMessage,
+    ForkShimRequest,
     LaunchOrder,
     LaunchRequest,
     LostMessage,
@@ -93,9 +96,11 @@ from pollux.wire.live.messages import (
 from pollux.wire.live.node_messages import (
     ClearMessage,
     ClearRequest,
+    ConnectionHandover,
     EndRunnerRequest,
     ExitMessage,
     ForkedMessage,
+    HelloMessage,
     KillAllRequest,
     KillRequest,
     NodeNoticeMessage,
@@ -103,14 +108,18 @@ from pollux.wire.live.node_messages import (
     OverMemoryMessage,
     PingRequest,
     PongMessage,
+    ProvenRequest,
     RunnerMessage,
     RunnerRequest,
+    SeenMessage,
+    SeeRequest,
     SessionGreeting,
     SessionRequest,
     StartReplicaRequest,
     SweepRequest,
     SweptMessage,
     TerminateRequest,
+    decode_daemon_request,
     decode_runner_message,
     decode_runner_request,
 )
@@ -163,6 +172,7 @@ MESSAGES_OF_DRIVER = (
     FailedMessage("pollux:x:job:n0:1", "no"), ConnectedMessage("2"), UnreachableMessage("no"), WellMessage(),
     TroubleMessage(),
 )  # fmt: skip
+REQUESTS_OF_STORE = (SetRequest("plan/2", "{}"), WatchRequest("now", ("beat/1/0",), 0.5, True))
 SESSION, GREETING = SessionRequest("a-1", 3, 10.0), SessionGreeting(True, 3, "b")
 BEAT = Heartbeat(3, 1.0, Activity.TRAINING, 0.5, False, "", 1)
 VIEWS = ("/v1/jobs", "/v1/summary", "/metrics", "/v1/status", "/v1/jobs/odd", "/v1/jobs/odd/explain", "/v1/jobs/good")
@@ -187,7 +197,15 @@ READERS = {
     "of a runner": (decode_runner_message, tagged(*MESSAGES_OF_RUNNER), encode_tagged),
     "to the driver of Ray": (ray_messages.decode_request, tagged(*REQUESTS_OF_SERVICE), encode_tagged),
     "of the driver of Ray": (ray_messages.decode_message, tagged(*MESSAGES_OF_DRIVER), encode_tagged),
-    "sessions": (lambda text: from_plain(SessionRequest, json.loads(text)), [to_plain(SESSION)], encode),
+    "to a daemon": (decode_daemon_request, tagged(SESSION, SeeRequest(("/a", "/b"))), encode_tagged),
+    "hellos": (partial(decode, HelloMessage), [channel_module.hello("0" * 32)], encode),
+    "proofs": (partial(decode, ProvenRequest), [to_plain(ProvenRequest("0", "[]", "1"))], encode),
+    "what is seen": (partial(decode, SeenMessage), [to_plain(SeenMessage((True, False)))], encode),
+    "connections": (partial(decode, ConnectionHandover), [to_plain(ConnectionHandover("k", "a:1", SESSION))], encode),
+    "of the fork server": (partial(decode, ForkserverMessage), [to_plain(ForkserverMessage(True))], encode),
+    "to the fork server": (partial(decode, ForkShimRequest), [to_plain(ForkShimRequest("/a", "/b"))], encode),
+    "to a store's host": (host_messages.decode_request, tagged(*REQUESTS_OF_STORE), encode_tagged),
+    "of a store's host": (host_messages.decode_found, tagged(FoundMessage("beat/1/0", "{}")), encode_tagged),
     "greetings": (lambda text: from_plain(SessionGreeting, json.loads(text)), [to_plain(GREETING)], encode),
 }  # fmt: skip
 
@@ -306,12 +324,9 @@ def test_a_shim_follows_its_replicas_whatever_they_write(chance, monkeypatch, ca
 def test_a_host_hears_nobody_without_the_secret(chance):
     """What a stranger says first, and what a shim says in other bytes."""
     nonce = channel_module.challenge()
-    request = json.dumps(to_plain(SessionRequest("s-1", 0, 10.0)))
-    good = {
-        "nonce": "0" * 32,
-        "request": request,
-        "proof": channel_module.proof(SECRET, "shim", nonce, "0" * 32, request),
-    }
+    request = encode_tagged(SessionRequest("s-1", 0, 10.0))
+    proof = channel_module.proof(SECRET, "shim", nonce, "0" * 32, request)
+    good = to_plain(ProvenRequest("0" * 32, request, proof))
     left, right = socket.socketpair()
     with left, right:
         for text in mutations.texts([good], chance, MESSAGES):
@@ -324,7 +339,7 @@ def test_a_host_hears_nobody_without_the_secret(chance):
                 with contextlib.suppress(BackendFailed):
                     heard = channel_module.check(SECRET, SecureLine(left), nonce, said[0])
                     assert {**good, **said[0]} == said[0], "a field that is not proved"
-                    assert heard == json.loads(request), text
+                    assert heard == request, text
             left.setblocking(True)
 
 

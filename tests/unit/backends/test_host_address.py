@@ -13,6 +13,7 @@ from pollux.backends.node_daemon import daemon
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import InvalidInput
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire.live.node_messages import SeeRequest
 
 SECRET = "ab" * 32
 
@@ -70,7 +71,7 @@ def test_a_host_answers_where_it_listens(tmp_path, listen):
             time.sleep(0.02)
         said = json.loads(announce.read_text())
         assert said["address"] == listen
-        answer = ask_host((said["address"], said["port"]), bytes.fromhex(SECRET), {"see": ["/"]}, 60.0)
-        assert answer["seen"] == [True]
+        answer = ask_host((said["address"], said["port"]), bytes.fromhex(SECRET), SeeRequest(("/",)), 60.0)
+        assert answer.seen == (True,)
         process.stdin.close()
         assert process.wait(PATIENCE_SECONDS) == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pollux.core.errors import InvalidInput
 from pollux.storage.address import is_address
+from pollux.wire.live.store_channel import JOIN_VARIABLE, STORE_VARIABLE
 
 __all__ = ["Environment", "read_environment"]
 
@@ -141,7 +142,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         max_local_batch=_count(variables, "POLLUX_MAX_LOCAL_BATCH"),
         adapts=variables.get("POLLUX_ADAPT", "") != "0",
         stopped_at=_seconds(variables, "POLLUX_STOPPED_AT"),
-        store=variables.get("POLLUX_STORE", ""),
-        joins=variables.get("POLLUX_JOIN", "") == "1",
+        store=variables.get(STORE_VARIABLE, ""),
+        joins=variables.get(JOIN_VARIABLE, "") == "1",
         run_id=variables.get("POLLUX_RUN_ID", ""),
     )

@@ -23,6 +23,7 @@ from pollux.agent.distributed import abort, byte_collectives, connections, rende
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.sync_batchnorm import set_counted, synchronise_batchnorm
 from pollux.core.errors import InvalidInput
+from pollux.wire.live import keys
 
 __all__ = ["ReplicaGroup", "WrappedModel", "is_loss"]
 
@@ -185,7 +186,7 @@ class ReplicaGroup:
                 abort.keep_watchdog_out()
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore("pollux/group", store),
+                store=dist.PrefixStore(keys.PROCESS_GROUP, store),
                 rank=self.replica,
                 world_size=self.num_replicas,
                 timeout=limit,
@@ -194,8 +195,8 @@ class ReplicaGroup:
         else:
             store = dist.distributed_c10d._get_default_store()
         # A process group may outlive a job: each job has keys of its own, with the same number on all replicas.
-        number = store.add(f"pollux/jobs/{self.replica}", 1)
-        self.store = dist.PrefixStore(f"pollux/job/{number}", store)
+        number = store.add(keys.job_count(self.replica), 1)
+        self.store = dist.PrefixStore(keys.job(number), store)
         self.control = dist.new_group(backend="gloo", timeout=limit)
         _keep_other_users_out(before)
         if limit < self._limit:

@@ -20,7 +20,7 @@ from pollux.core.errors import InvalidInput, Unreachable
 from pollux.wire.live import keys
 from pollux.wire.live.codec import MAX_VALUE_BYTES, MalformedValue, decode, encode
 from pollux.wire.live.plan import GenerationPlan
-from pollux.wire.live.store_channel import SECRET_VARIABLE
+from pollux.wire.live.store_channel import SECRET_VARIABLE, STORE_VARIABLE
 
 __all__ = ["OPEN", "SHUT", "STORE_SECONDS", "Membership", "connect"]
 
@@ -48,7 +48,7 @@ def connect(address: str, timeout: float) -> dist.Store:
     access = store_access()
     if access is None or access.address != address:
         raise InvalidInput(
-            f"POLLUX_STORE is '{address}', but {SECRET_VARIABLE} has no secret for it: unset both, as only the "
+            f"{STORE_VARIABLE} is '{address}', but {SECRET_VARIABLE} has no secret for it: unset both, as only the "
             "launcher of a job sets them"
         )
     try:
@@ -80,11 +80,11 @@ class Membership:
 
     def group_store(self, generation: int) -> dist.Store:
         """The store, with a prefix of its own, where the process groups of a generation meet."""
-        return dist.PrefixStore(f"group/{generation}", self._live)
+        return dist.PrefixStore(keys.group(generation), self._live)
 
     def handover_store(self, generation: int) -> dist.Store:
         """The store, with another prefix, where the generation's members meet the leavers that send them the state."""
-        return dist.PrefixStore(f"handover/{generation}", self._live)
+        return dist.PrefixStore(keys.handover(generation), self._live)
 
     def note_rank(self, plan: GenerationPlan, rank: int) -> None:
         """Note this replica's rank in the generation of a plan, whether or not the move succeeds."""

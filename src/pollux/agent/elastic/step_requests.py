@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.agent.distributed.process_group import ReplicaGroup
+from pollux.wire.live import keys
 
 __all__ = ["CHECKPOINT", "RESIZE", "STOP", "ResizeSource", "StepRequests"]
 
@@ -152,7 +153,7 @@ class StepRequests:
         self._start()
 
     def _key(self, name: str) -> str:
-        return f"watch/{self._round}/{name}"
+        return keys.step_request(self._round, name)
 
     def _poll(self) -> None:
         while not self._closed.wait(_POLL_SECONDS if self._mover is None else _LIVE_POLL_SECONDS):

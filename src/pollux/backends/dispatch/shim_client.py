@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -15,8 +14,16 @@ from typing import Any
 
 from pollux.backends.transport.json_lines import LineReader
 from pollux.core.errors import BackendFailed
-from pollux.wire.live.codec import MalformedValue
-from pollux.wire.live.messages import MAX_MESSAGE_BYTES, ShimMessage, ShimRequest, decode_message, encode_message
+from pollux.wire.live.codec import MalformedValue, decode, encode
+from pollux.wire.live.messages import (
+    MAX_MESSAGE_BYTES,
+    ForkserverMessage,
+    ForkShimRequest,
+    ShimMessage,
+    ShimRequest,
+    decode_message,
+    encode_message,
+)
 
 __all__ = ["ForkserverClient", "ShimClient", "find_shim", "start_shim"]
 
@@ -80,12 +87,12 @@ class ForkserverClient:
             message = self.control.recv(1 << 12)
         except OSError:
             message = b""
-        self.is_ready = bool(message) and bool(json.loads(message)["ready"])
+        self.is_ready = bool(message) and decode(ForkserverMessage, message).ready
         return self.is_ready
 
     def fork_shim(self, folder: Path, listener: int, lock: int) -> bool:
         """Order a shim for that folder; False where the fork server cannot be reached."""
-        message = json.dumps({"folder": str(folder), "output": str(folder / "shim.log")}).encode()
+        message = encode(ForkShimRequest(str(folder), str(folder / "shim.log"))).encode()
         try:
             socket.send_fds(self.control, [message], [listener, lock])
         except OSError:

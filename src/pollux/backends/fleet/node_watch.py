@@ -34,6 +34,7 @@ from pollux.core import Node
 from pollux.core.errors import BackendFailed, PolluxError
 from pollux.storage.address import is_address
 from pollux.wire.live.messages import AlarmMessage, NodeGoneRequest, NodeLeavingMessage, NodeSilentMessage, ShimMessage
+from pollux.wire.live.node_messages import SeeRequest
 
 __all__ = ["NodeWatch"]
 
@@ -261,7 +262,7 @@ class NodeWatch(Site):
                     return
             for node, lent in left.items():
                 try:
-                    ask_host(lent.address, self._slots.secret, {"see": []}, 2.0)
+                    ask_host(lent.address, self._slots.secret, SeeRequest(), 2.0)
                 except BackendFailed:
                     continue
                 with self._thread.lock:

@@ -15,6 +15,7 @@ from pollux.backends.dispatch.site import FolderCheck
 from pollux.backends.nodes.provider import LentNode
 from pollux.backends.transport.query import ask_host
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.node_messages import SeeRequest
 
 __all__ = ["FolderCheck", "SharedFolders"]
 
@@ -130,8 +131,8 @@ class SharedFolders:
 
     def _sees(self, host: LentNode, path: str) -> bool | None:
         try:
-            return bool(ask_host(host.address, self._secret, {"see": [path]})["seen"][0])
-        except (BackendFailed, KeyError, IndexError):
+            return ask_host(host.address, self._secret, SeeRequest((path,))).seen[0]
+        except (BackendFailed, IndexError):
             return None
 
 

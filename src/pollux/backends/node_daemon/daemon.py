@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -20,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pollux.backends.node_daemon.job_runner import NodeJobRunner
 from pollux.backends.process import proc
@@ -33,8 +31,14 @@ from pollux.backends.shim import forkserver
 from pollux.backends.transport import channel
 from pollux.backends.transport.channel import SecureLine
 from pollux.core.errors import BackendFailed, InvalidInput, PolluxError
-from pollux.wire.live.codec import from_plain
-from pollux.wire.live.node_messages import SessionRequest
+from pollux.wire.live.codec import MalformedValue, encode, to_plain
+from pollux.wire.live.node_messages import (
+    ConnectionHandover,
+    SeenMessage,
+    SeeRequest,
+    SessionRequest,
+    decode_daemon_request,
+)
 
 __all__ = ["SECRET_VARIABLE", "NodeDaemon", "main"]
 
@@ -158,21 +162,21 @@ class NodeDaemon:
                 self._refuse(stranger, "left", "it left, or said what no shim says, before it had proved itself")
             return
         try:
-            request = channel.check(self._secret, stranger.line, stranger.nonce, values[0])
-            self._serve(stranger.line, request)
+            self._serve(stranger.line, channel.check(self._secret, stranger.line, stranger.nonce, values[0]))
         except BackendFailed:
             self._refuse(stranger, "proof", "it does not know the fleet's secret")
-        except (KeyError, TypeError, ValueError) as error:
+        except MalformedValue as error:
             self._refuse(stranger, "request", f"what it asks for has no meaning: {error}"[:200])
         self._drop(stranger)
 
-    def _serve(self, line: SecureLine, request: Mapping[str, Any]) -> None:
-        if "see" in request:
+    def _serve(self, line: SecureLine, text: str) -> None:
+        request = decode_daemon_request(text)
+        if isinstance(request, SeeRequest):
             self._look_for_files(line, request)
         else:
-            self._hand_over(line, from_plain(SessionRequest, request))
+            self._hand_over(line, request)
 
-    def _look_for_files(self, line: SecureLine, request: Mapping[str, Any]) -> None:
+    def _look_for_files(self, line: SecureLine, request: SeeRequest) -> None:
         """Answer which files exist, from a forked process, since some file systems answer late or never."""
         parent = os.getpid()
         pid = os.fork()
@@ -183,7 +187,7 @@ class NodeDaemon:
             proc.die_with_parent(parent)
             signal.set_wakeup_fd(-1)
             line.encrypt()
-            line.put({"seen": [os.path.exists(path) for path in request["see"]], "boot": self.boot})
+            line.put(to_plain(SeenMessage(tuple(map(os.path.exists, request.paths)))))
             line.finish(_STRANGER_SECONDS)
         finally:
             os._exit(0)
@@ -193,9 +197,9 @@ class NodeDaemon:
     def _hand_over(self, line: SecureLine, request: SessionRequest) -> None:
         if request.session not in self._runners:
             self._fork_runner(request.session, request.lease)
-        told = {**line.identity(), "seen": request.seen, "lease": request.lease}
+        told = encode(ConnectionHandover(line.key, line.where, request)).encode()
         try:
-            socket.send_fds(self._runners[request.session].control, [json.dumps(told).encode()], [line.peer.fileno()])
+            socket.send_fds(self._runners[request.session].control, [told], [line.peer.fileno()])
         except OSError:
             self._lose_runner(request.session)
 

@@ -8,7 +8,6 @@ that they take back; the runner reports that to the shim.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -22,10 +21,11 @@ from pollux.backends.process.launcher import LocalLauncher, ReplicaProcess
 from pollux.backends.process.memory_check import MemoryCheck
 from pollux.backends.process.select_loop import SelectLoop, ended_children
 from pollux.backends.transport.channel import Channel, SecureLine, clock
-from pollux.wire.live.codec import to_plain
+from pollux.wire.live.codec import decode, to_plain
 from pollux.wire.live.node_messages import (
     ClearMessage,
     ClearRequest,
+    ConnectionHandover,
     EndRunnerRequest,
     ExitMessage,
     ForkedMessage,
@@ -146,15 +146,15 @@ class NodeJobRunner:
         if not message:
             self._ending = True
             return
-        told = json.loads(message)
+        told = decode(ConnectionHandover, message)
         self._drop_line()
-        line = SecureLine(socket.socket(fileno=fds[0]), told["where"])
-        line.secure(told["key"].encode(), "host")
+        line = SecureLine(socket.socket(fileno=fds[0]), told.where)
+        line.secure(told.key.encode(), "host")
         line.encrypt()
         line.put(to_plain(SessionGreeting(self._connections > 0, self._channel.seen, self._boot)))
         self._connections += 1
-        self._lease_seconds = float(told["lease"])
-        self._channel.attach(line, int(told["seen"]))
+        self._lease_seconds = told.session.lease
+        self._channel.attach(line, told.session.seen)
         self._awaits_write = False
         self._loop.watch(line.peer, self._hear)
 

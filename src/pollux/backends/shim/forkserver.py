@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import socket
 import sys
@@ -20,6 +19,8 @@ from pathlib import Path
 
 from pollux.backends.process import proc
 from pollux.backends.shim import process as process_module
+from pollux.wire.live.codec import decode, encode
+from pollux.wire.live.messages import ForkserverMessage, ForkShimRequest
 
 __all__ = ["PRELOADED", "import_all", "serve"]
 
@@ -55,7 +56,7 @@ def import_all() -> bool:
 
 
 def _fork_shim(
-    request: Mapping[str, str], fds: list[int], variables: Mapping[str, str], control: socket.socket
+    request: ForkShimRequest, fds: list[int], variables: Mapping[str, str], control: socket.socket
 ) -> int | None:
     """Fork twice, so that the shim is no child of this process; None here, an exit code in the forked process."""
     middle = os.fork()
@@ -66,25 +67,25 @@ def _fork_shim(
     if os.fork():
         os._exit(0)
     control.close()
-    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    output = os.open(request.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    return process_module.serve(Path(request["folder"]), socket.socket(fileno=fds[0]), variables)
+    return process_module.serve(Path(request.folder), socket.socket(fileno=fds[0]), variables)
 
 
 def serve(control: socket.socket) -> int:
     """Fork shims as ordered until the other end is closed; the exit code, in a forked replica that of the replica."""
     proc.name_this("pollux-nursery")
     variables = dict(os.environ)
-    control.send(json.dumps({"ready": import_all()}).encode())
+    control.send(encode(ForkserverMessage(import_all())).encode())
     while True:
         message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
         if not message:
             return 0
         for fd in fds:
             os.set_inheritable(fd, False)
-        code = _fork_shim(json.loads(message), fds, variables, control)
+        code = _fork_shim(decode(ForkShimRequest, message), fds, variables, control)
         if code is not None:
             return code
         for fd in fds:

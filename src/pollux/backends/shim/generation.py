@@ -32,7 +32,7 @@ from pollux.backends.shim.output import RankLogs, ReplicaLog
 from pollux.backends.shim.store import server as store_server
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
-from pollux.wire.live.store_channel import SECRET_VARIABLE
+from pollux.wire.live.store_channel import JOIN_VARIABLE, SECRET_VARIABLE, STORE_VARIABLE
 
 __all__ = ["Generation"]
 
@@ -105,7 +105,7 @@ class Generation:
         if self._variable:
             environ[SECRET_VARIABLE] = self._variable
         if self.store is not None:
-            environ["POLLUX_STORE"] = self.store.address
+            environ[STORE_VARIABLE] = self.store.address
         return environ
 
     def _open_meeting_point(self) -> tuple[int, bool]:
@@ -197,7 +197,7 @@ class Generation:
         """
         if not self.is_recorded:
             self._write_record()
-        self._fork(rank, number, {**self._environ(rank, True), "POLLUX_JOIN": "1"})
+        self._fork(rank, number, {**self._environ(rank, True), JOIN_VARIABLE: "1"})
         self._write_record()
 
     def adopt_ranks(self, ranks: Mapping[int, int]) -> None:

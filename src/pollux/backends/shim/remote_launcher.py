@@ -24,7 +24,7 @@ from pollux.backends.shim.node_link import NodeLink, RemoteReplica
 from pollux.backends.transport import channel as channel_module
 from pollux.backends.transport.channel import SecureLine, clock
 from pollux.core.errors import BackendFailed
-from pollux.wire.live.codec import MalformedValue, from_plain, to_plain
+from pollux.wire.live.codec import MalformedValue, from_plain
 from pollux.wire.live.messages import FleetAccess
 from pollux.wire.live.node_messages import (
     ClearMessage,
@@ -375,7 +375,7 @@ class RemoteLauncher:
         """Answer the daemon's hello and read the runner's greeting, which are the first of these values."""
         if link.stage == "hello" and values:
             request = SessionRequest(link.session, link.channel.seen, self._fleet.lease_seconds)
-            channel_module.answer(bytes.fromhex(self._fleet.secret), line, values.pop(0), to_plain(request))
+            channel_module.answer(bytes.fromhex(self._fleet.secret), line, values.pop(0), request)
             link.stage = "answer"
         if link.stage == "answer" and values:
             self._greeted(link, line, from_plain(SessionGreeting, values.pop(0)))

@@ -17,19 +17,18 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from pollux.backends.transport import encryption
 from pollux.backends.transport.encryption import EncryptedSocket
 from pollux.backends.transport.json_lines import LineReader
 from pollux.core.errors import BackendFailed
-from pollux.wire.live.codec import MalformedValue, encode_tagged
+from pollux.wire.live import PROTOCOL_VERSION
+from pollux.wire.live.codec import MalformedValue, encode_tagged, from_plain, to_plain
+from pollux.wire.live.node_messages import HelloMessage, ProvenRequest
 
-__all__ = ["VERSION", "Channel", "SecureLine", "answer", "challenge", "check", "clock", "hello", "proof"]
-
-VERSION = 3
-"""The version of the messages; both sides must have the same."""
+__all__ = ["Channel", "SecureLine", "answer", "challenge", "check", "clock", "hello", "proof"]
 
 _MAX_LINE_BYTES = 64 << 20
 _MAX_STRANGER_BYTES = 64 << 10
@@ -52,9 +51,9 @@ def challenge() -> str:
     return secrets.token_hex(16)
 
 
-def hello(nonce: str) -> dict[str, Any]:
-    """What a daemon says first."""
-    return {"version": VERSION, "nonce": nonce, "encrypts": encryption.is_possible()}
+def hello(nonce: str) -> Any:
+    """The plain `HelloMessage` of a daemon with this challenge."""
+    return to_plain(HelloMessage(nonce, encryption.is_possible()))
 
 
 def proof(secret: bytes, side: str, theirs: str, ours: str, request: str) -> str:
@@ -62,35 +61,39 @@ def proof(secret: bytes, side: str, theirs: str, ours: str, request: str) -> str
     return _code(secret, side.encode(), theirs.encode(), ours.encode(), request.encode())
 
 
-def answer(secret: bytes, line: SecureLine, heard: Any, request: Mapping[str, Any]) -> str:
+def answer(secret: bytes, line: SecureLine, heard: Any, request: object) -> str:
     """The caller's side: answer the daemon's hello with a proof and the request; returns the caller's challenge."""
-    if not isinstance(heard, Mapping) or heard.get("version") != VERSION or not isinstance(heard.get("nonce"), str):
+    try:
+        said = from_plain(HelloMessage, heard)
+    except MalformedValue:
+        said = None
+    if said is None or said.version != PROTOCOL_VERSION:
         raise BackendFailed(f"the host at {line.where} speaks another version ({heard!r:.80}): install the same Pollux")
-    if heard.get("encrypts") is not encryption.is_possible():
+    if said.encrypts is not encryption.is_possible():
         # Do not adapt to the other side: an attacker in between would say that it cannot encrypt.
         raise BackendFailed(
             f"of this machine and the host at {line.where} only one can encrypt what they say: give both a Python "
             "with the same OpenSSL, and the same rules for it (FIPS)"
         )
-    ours, theirs, text = challenge(), str(heard["nonce"]), json.dumps(request)
-    line.put({"nonce": ours, "request": text, "proof": proof(secret, "shim", theirs, ours, text)})
+    ours, theirs, text = challenge(), said.nonce, encode_tagged(request)
+    line.put(to_plain(ProvenRequest(ours, text, proof(secret, "shim", theirs, ours, text))))
     line.secure(_code(secret, b"key", theirs.encode(), ours.encode()).encode(), "shim")
     line.encrypt()
     return ours
 
 
-def check(secret: bytes, line: SecureLine, nonce: str, said: Any) -> dict[str, Any]:
-    """The daemon's side: the request of a caller that knows the secret; BackendFailed for any other caller."""
+def check(secret: bytes, line: SecureLine, nonce: str, said: Any) -> str:
+    """The daemon's side: the request, as text, of a caller that knows the secret; BackendFailed for any other."""
     try:
-        text, theirs = str(said["request"]), str(said["nonce"])
-        good = hmac.compare_digest(str(said["proof"]), proof(secret, "shim", nonce, theirs, text))
-        request = json.loads(text) if good else None
-    except (KeyError, TypeError, ValueError, RecursionError):
-        request = None
-    if not isinstance(request, dict):
+        asked = from_plain(ProvenRequest, said)
+        known = proof(secret, "shim", nonce, asked.nonce, asked.request)
+        is_good = hmac.compare_digest(asked.proof.encode(), known.encode())
+    except ValueError:
+        is_good = False
+    if not is_good:
         raise BackendFailed(f"{line.where} does not know this fleet's secret")
-    line.secure(_code(secret, b"key", nonce.encode(), theirs.encode()).encode(), "host")
-    return request
+    line.secure(_code(secret, b"key", nonce.encode(), asked.nonce.encode()).encode(), "host")
+    return asked.request
 
 
 class SecureLine:
@@ -135,9 +138,10 @@ class SecureLine:
                 return
             self._reader = LineReader(self._tls, _MAX_LINE_BYTES)
 
-    def identity(self) -> dict[str, Any]:
-        """What another process needs to take over this connection right after `secure`."""
-        return {"key": self._key.decode(), "where": self.where}
+    @property
+    def key(self) -> str:
+        """The key for another process that takes over this connection right after `secure`."""
+        return self._key.decode()
 
     def put(self, value: Any) -> None:
         """Send a value, as much of it as the socket takes now."""

@@ -5,19 +5,18 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from pollux.backends.transport import channel
 from pollux.backends.transport.channel import SecureLine
 from pollux.core.errors import BackendFailed
+from pollux.wire.live.codec import MalformedValue, from_plain
+from pollux.wire.live.node_messages import SeenMessage, SeeRequest
 
 __all__ = ["ask_host"]
 
 
-def ask_host(
-    address: tuple[str, int], secret: bytes, request: Mapping[str, Any], timeout_seconds: float = 5.0
-) -> Mapping[str, Any]:
+def ask_host(address: tuple[str, int], secret: bytes, request: SeeRequest, timeout_seconds: float = 5.0) -> SeenMessage:
     """The answer of the node daemon at that address; BackendFailed where it gives none, or has another secret."""
     deadline = time.monotonic() + timeout_seconds
     where = f"{address[0]}:{address[1]}"
@@ -28,9 +27,10 @@ def ask_host(
             said = _next(line, deadline)
     except OSError as error:
         raise BackendFailed(f"the host at {where} does not answer: {error.strerror or error}") from error
-    if not isinstance(said, Mapping):
-        raise BackendFailed(f"the host at {where} answers {said!r:.80}, which means nothing here")
-    return said
+    try:
+        return from_plain(SeenMessage, said)
+    except MalformedValue as error:
+        raise BackendFailed(f"the host at {where} answers {said!r:.80}, which means nothing here") from error
 
 
 def _next(line: SecureLine, deadline: float) -> Any:

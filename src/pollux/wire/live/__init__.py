@@ -9,5 +9,5 @@ from __future__ import annotations
 
 __all__ = ["PROTOCOL_VERSION"]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 4
 """The version of keys and messages. A process refuses any other version with one line."""

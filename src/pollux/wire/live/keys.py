@@ -1,6 +1,6 @@
 """The keys that replicas and their shim exchange in the job's store, and who writes each.
 
-Every key stands below `PREFIX`. A key names a generation, and a rank in it where every replica writes its own.
+Every key of the shim stands below `PREFIX`. It names a generation, and a rank in it where every replica writes its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ __all__ = [
     "FAILED",
     "HERE",
     "PREFIX",
+    "PROCESS_GROUP",
     "READY",
     "KeyParts",
     "beat",
@@ -23,14 +24,19 @@ __all__ = [
     "door",
     "ends",
     "failed",
+    "group",
     "handed",
+    "handover",
     "here",
+    "job",
+    "job_count",
     "lost",
     "parse",
     "plan",
     "ready",
     "received",
     "saves",
+    "step_request",
     "withdrawn",
 ]
 
@@ -147,3 +153,34 @@ def door(generation: int) -> str:
 def failed(generation: int) -> str:
     """Why a replica has abandoned the generation, as text."""
     return f"{FAILED}/{generation}"
+
+
+# Only among replicas: prefixes of keys, and keys below them
+
+PROCESS_GROUP = "pollux/group"
+"""Where the first process group meets."""
+
+
+def group(generation: int) -> str:
+    """Where the process groups of a generation meet; below `PREFIX`, as `handover`."""
+    return f"group/{generation}"
+
+
+def handover(generation: int) -> str:
+    """Where the members of a generation meet the leavers that send them the state."""
+    return f"handover/{generation}"
+
+
+def job_count(rank: int) -> str:
+    """How many jobs a replica has had in one process group, which may outlive a job."""
+    return f"pollux/jobs/{rank}"
+
+
+def job(number: int) -> str:
+    """What the replicas of the job of that number exchange; the same number on all of them."""
+    return f"pollux/job/{number}"
+
+
+def step_request(number: int, name: str) -> str:
+    """A part of the agreement of that number on the requests that replicas serve after a step; below `job`."""
+    return f"watch/{number}/{name}"

@@ -1,4 +1,4 @@
-"""The messages between the service and the shim of a job, each a line of JSON.
+"""The messages between the service and the shim of a job, and of the server that forks shims, each as JSON.
 
 The service sends the `...Request` classes, the shim the `...Message` classes.
 """
@@ -18,6 +18,8 @@ __all__ = [
     "AlarmMessage",
     "EndedMessage",
     "FleetAccess",
+    "ForkShimRequest",
+    "ForkserverMessage",
     "LaunchOrder",
     "LaunchRequest",
     "LostMessage",
@@ -213,6 +215,24 @@ class RefusedMessage:
     at: float
     many: int
     text: str
+
+
+# The service and the server that forks shims
+
+
+@dataclass(frozen=True, slots=True)
+class ForkserverMessage:
+    """The fork server has imported everything; `ready`: it can fork safely."""
+
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForkShimRequest:
+    """Fork a shim for this folder, with its output in a file; its listener and its lock come along."""
+
+    folder: str
+    output: str
 
 
 ShimRequest = LaunchRequest | ResizeRequest | StopRequest | NodeGoneRequest | ReleaseRequest | StatusRequest

@@ -1,7 +1,7 @@
-"""The messages between the shim of a job and the job's runner on another node, over an authenticated channel.
+"""The messages to node daemons, and between the shim of a job and its runner there, over an authenticated channel.
 
-The shim sends the `...Request` classes, the runner the `...Message` classes. A session spans all connections
-of a shim with a runner; a `key` names one replica's process in it.
+Shims and the service send the `...Request` classes, daemons and runners the `...Message` classes. A session spans all
+connections of a shim with a runner; a `key` names one replica's process in it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pollux.wire.live import PROTOCOL_VERSION
 from pollux.wire.live.codec import classes_by_name, decode_tagged
 from pollux.wire.live.messages import MAX_MESSAGE_BYTES
 
 __all__ = [
     "ClearMessage",
     "ClearRequest",
+    "ConnectionHandover",
     "EndRunnerRequest",
     "ExitMessage",
     "ForkedMessage",
+    "HelloMessage",
     "KillAllRequest",
     "KillRequest",
     "NodeNoticeMessage",
@@ -25,17 +28,56 @@ __all__ = [
     "OverMemoryMessage",
     "PingRequest",
     "PongMessage",
+    "ProvenRequest",
     "RunnerMessage",
     "RunnerRequest",
+    "SeeRequest",
+    "SeenMessage",
     "SessionGreeting",
     "SessionRequest",
     "StartReplicaRequest",
     "SweepRequest",
     "SweptMessage",
     "TerminateRequest",
+    "decode_daemon_request",
     "decode_runner_message",
     "decode_runner_request",
 ]
+
+
+# The first messages of a connection to a daemon
+
+
+@dataclass(frozen=True, slots=True)
+class HelloMessage:
+    """What a daemon says first; `nonce` is its challenge."""
+
+    nonce: str
+    encrypts: bool
+    version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenRequest:
+    """The answer to a `HelloMessage`: a request to the daemon as text, and the proof that it is authentic."""
+
+    nonce: str
+    request: str
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeeRequest:
+    """Answer which of these files and folders exist on the node, with a `SeenMessage`."""
+
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMessage:
+    """Whether each of the paths exists, in their order."""
+
+    seen: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +99,15 @@ class SessionGreeting:
     known: bool
     seen: int
     boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionHandover:
+    """What a daemon tells a runner of a connection that it hands over: its key, its other side, and the session."""
+
+    key: str
+    where: str
+    session: SessionRequest
 
 
 # The shim to the runner
@@ -209,8 +260,15 @@ RunnerMessage = (
 )
 """What the runner sends."""
 
+_DAEMON_REQUESTS = classes_by_name(SeeRequest | SessionRequest)
 _REQUESTS = classes_by_name(RunnerRequest)
 _MESSAGES = classes_by_name(RunnerMessage)
+
+
+def decode_daemon_request(text: str) -> SeeRequest | SessionRequest:
+    """The request to a daemon of a text; `MalformedValue` if this version has no such request."""
+    request: SeeRequest | SessionRequest = decode_tagged(_DAEMON_REQUESTS, text)
+    return request
 
 
 def decode_runner_request(text: str) -> RunnerRequest:

@@ -19,11 +19,13 @@ from enum import IntEnum
 __all__ = [
     "CODE_BYTES",
     "GREETING",
+    "JOIN_VARIABLE",
     "MAX_FRAME_BYTES",
     "MAX_KEY_BYTES",
     "MAX_PARTS",
     "NONCE_BYTES",
     "SECRET_VARIABLE",
+    "STORE_VARIABLE",
     "BrokenFrame",
     "FrameReader",
     "FrameWriter",
@@ -40,6 +42,8 @@ __all__ = [
 ]
 
 SECRET_VARIABLE = "POLLUX_STORE_SECRET"
+STORE_VARIABLE = "POLLUX_STORE"
+JOIN_VARIABLE = "POLLUX_JOIN"
 GREETING = b"pollux/1"
 """The first bytes of a connection; no other protocol of a store begins so."""
 

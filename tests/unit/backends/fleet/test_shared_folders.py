@@ -15,6 +15,7 @@ from pollux.backends.protocol import Launch, NodeDown, ReplicasEnded
 from pollux.core import Node, Placement
 from pollux.core.errors import BackendFailed
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire.live.node_messages import SeenMessage
 
 
 def slots(*names):
@@ -33,10 +34,10 @@ class Hosts:
 
     def answer(self, address, secret, request, timeout_seconds=5.0):
         port = address[1]
-        self.asked.append((port, *request["see"]))
+        self.asked.append((port, *request.paths))
         if port in self.silent:
             raise BackendFailed("the host does not answer")
-        return {"seen": [port not in self.blind and Path(path).exists() for path in request["see"]]}
+        return SeenMessage(tuple(port not in self.blind and Path(path).exists() for path in request.paths))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pollux.backends.transport.query import ask_host
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire.live.node_messages import SeeRequest
 
 SECRET = "ab" * 32
 KEEPER = """
@@ -62,7 +63,7 @@ def test_it_says_where_its_host_is_and_how_it_ended(ended, monkeypatch):
     assert said["works"] is False
     assert SECRET not in json.dumps(said)
     address = (said["address"], said["port"])
-    assert ask_host(address, bytes.fromhex(SECRET), {"see": ["/"]}, 60.0)["seen"] == [True]
+    assert ask_host(address, bytes.fromhex(SECRET), SeeRequest(("/",)), 60.0).seen == (True,)
     os.kill(actor._process.pid, 9)
     assert asyncio.run(actor.watch()) == -9
     end(actor, ended, monkeypatch)

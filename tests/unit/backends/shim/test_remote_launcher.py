@@ -27,7 +27,7 @@ from pollux.core.errors import BackendFailed, InvalidInput
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.live.codec import encode_tagged, to_plain
 from pollux.wire.live.messages import FleetAccess
-from pollux.wire.live.node_messages import ExitMessage, ForkedMessage, SessionGreeting
+from pollux.wire.live.node_messages import ExitMessage, ForkedMessage, SeeRequest, SessionGreeting
 
 SECRET = secrets.token_bytes(32)
 
@@ -281,7 +281,7 @@ def test_a_patient_host_leaves_the_signal_to_those_it_was_meant_for(tmp_path):
         until(announced.exists)
         host.send_signal(signal.SIGTERM)
         told = json.loads(announced.read_text())
-        assert ask_host((told["address"], told["port"]), SECRET, {"see": ["/"]}, 10.0)["seen"] == [True]
+        assert ask_host((told["address"], told["port"]), SECRET, SeeRequest(("/",)), 10.0).seen == (True,)
         host.stdin.close()
         assert host.wait(PATIENCE_SECONDS) == 0
 
@@ -417,8 +417,8 @@ def test_strangers_do_not_disturb_a_host(fleet):
             while stranger.recv(4096):
                 pass
     with pytest.raises(BackendFailed, match="refused"):
-        ask_host(address, b"x" * 32, {"see": ["/"]})
-    assert ask_host(address, SECRET, {"see": ["/", "/absent"]})["seen"] == [True, False]
+        ask_host(address, b"x" * 32, SeeRequest(("/",)))
+    assert ask_host(address, SECRET, SeeRequest(("/", "/absent"))).seen == (True, False)
     log = (fleet.folder / "n0.log").read_text()
     assert "the node's host refused 127.0.0.1:" in log
     assert log.count("\n") < 20
@@ -428,7 +428,7 @@ def test_a_crowd_of_strangers_keeps_no_shim_out(fleet):
     address = fleet.hosts()[0].address
     crowd = [socket.create_connection(address, timeout=PATIENCE_SECONDS) for _ in range(300)]
     try:
-        assert ask_host(address, SECRET, {"see": ["/"]})["seen"] == [True]
+        assert ask_host(address, SECRET, SeeRequest(("/",))).seen == (True,)
     finally:
         for line in crowd:
             line.close()

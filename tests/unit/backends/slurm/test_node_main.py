@@ -15,6 +15,7 @@ from pollux.backends.transport.query import ask_host
 from pollux.core import Node
 from pollux.core.errors import BackendFailed
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
+from pollux.wire.live.node_messages import SeeRequest
 
 
 @pytest.fixture
@@ -107,9 +108,9 @@ def test_a_host_that_listens_everywhere_turns_away_who_does_not_know_the_secret(
         ((address, port),) = [note.address for note in notes.values()]
         assert address == "127.0.0.2"
         for reached in ("127.0.0.1", address):
-            assert "error" not in ask_host((reached, port), b"\xab" * 32, {"see": []})
+            assert ask_host((reached, port), b"\xab" * 32, SeeRequest()).seen == ()
             with pytest.raises(BackendFailed):
-                ask_host((reached, port), b"\xac" * 32, {"see": []})
+                ask_host((reached, port), b"\xac" * 32, SeeRequest())
     finally:
         host.stdin.close()
         host.wait(PATIENCE_SECONDS)

@@ -11,7 +11,9 @@ from pollux.backends.transport import channel, encryption
 from pollux.backends.transport.channel import Channel, SecureLine, answer, challenge, check, hello
 from pollux.backends.transport.encryption import EncryptedSocket
 from pollux.core.errors import BackendFailed
+from pollux.wire.live import PROTOCOL_VERSION
 from pollux.wire.live.codec import decode_tagged
+from pollux.wire.live.node_messages import SeeRequest, SessionRequest, decode_daemon_request
 
 SECRET = b"s" * 32
 
@@ -31,7 +33,7 @@ def pair(request=None):
     ours, theirs = SecureLine(left, "shim"), SecureLine(right, "host")
     nonce = challenge()
     theirs.put(hello(nonce))
-    answer(SECRET, ours, ours.get()[0], request or {"session": "x"})
+    answer(SECRET, ours, ours.get()[0], request or SeeRequest())
     asked = check(SECRET, theirs, nonce, theirs.get()[0])
     theirs.encrypt()
     for _ in range(3):
@@ -40,8 +42,8 @@ def pair(request=None):
 
 
 def test_who_knows_the_secret_is_heard():
-    ours, theirs, request = pair(request={"session": "a", "seen": 3})
-    assert request == {"session": "a", "seen": 3}
+    ours, theirs, request = pair(request=SessionRequest("a", 3, 1.0))
+    assert decode_daemon_request(request) == SessionRequest("a", 3, 1.0)
     ours.put([1, "x"])
     theirs.put({"y": 2})
     assert (theirs.get(), ours.get()) == ([[1, "x"]], [{"y": 2}])
@@ -53,7 +55,7 @@ def test_who_does_not_is_refused():
     left, right = socket.socketpair()
     with left, right:
         ours, theirs, nonce = SecureLine(left), SecureLine(right), challenge()
-        answer(b"t" * 32, ours, hello(nonce), {"session": "x"})
+        answer(b"t" * 32, ours, hello(nonce), SeeRequest())
         with pytest.raises(BackendFailed, match="secret"):
             check(SECRET, theirs, nonce, theirs.get()[0])
 
@@ -65,11 +67,13 @@ def test_nonsense_is_refused(said):
         check(SECRET, SecureLine(left), challenge(), said)
 
 
-@pytest.mark.parametrize("said", [None, {"version": 99, "nonce": "x"}, "SSH-2.0", {"version": channel.VERSION}])
+@pytest.mark.parametrize(
+    "said", [None, {**hello("x"), "version": PROTOCOL_VERSION + 1}, "SSH-2.0", {"version": PROTOCOL_VERSION}]
+)
 def test_another_version_is_named(said):
     left, right = socket.socketpair()
     with left, right, pytest.raises(BackendFailed, match="another version"):
-        answer(SECRET, SecureLine(left), said, {})
+        answer(SECRET, SecureLine(left), said, SeeRequest())
 
 
 def test_a_line_that_was_changed_or_repeated_ends_the_connection():
@@ -168,11 +172,17 @@ def test_where_neither_side_can_encrypt_they_still_know_each_other(without_encry
         line.close()
 
 
-@pytest.mark.parametrize("said", [True, None, "false"])
-def test_where_one_side_cannot_encrypt_nothing_is_said(without_encryption, said):
+@pytest.mark.parametrize(
+    ("said", "why"), [(True, "only one can encrypt"), (None, "another version"), ("false", "another version")]
+)
+def test_where_one_side_cannot_encrypt_nothing_is_said(without_encryption, said, why):
     left, right = socket.socketpair()
-    with left, right, pytest.raises(BackendFailed, match="only one can encrypt"):
-        answer(SECRET, SecureLine(left), {**hello(challenge()), "encrypts": said}, {})
+    with left, right:
+        with pytest.raises(BackendFailed, match=why):
+            answer(SECRET, SecureLine(left), {**hello(challenge()), "encrypts": said}, SeeRequest())
+        right.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            right.recv(1)
 
 
 def test_large_values_come_whole():

@@ -1,4 +1,4 @@
-"""The live protocol has one home: no key, exit code or activity of it is written out anywhere else in the package."""
+"""The live protocol has one home: no key, variable, exit code or activity of it is written out anywhere else."""
 
 import ast
 import re
@@ -12,8 +12,11 @@ from pollux.wire.live import exit_codes, store_channel
 ROOT = Path(pollux.__file__).parent
 HOME = ROOT / "wire" / "live"
 ELSEWHERE = [path for path in sorted(ROOT.rglob("*.py")) if HOME not in path.parents]
-KINDS = "beat|committed|done|door|ends|failed|handed|here|lost|plan|ready|received|saves|withdrawn"
-KEY = re.compile(rf"pollux/live.*|committed|({KINDS})/(\d.*)?")
+KINDS = "beat|committed|done|door|ends|failed|group|handed|handover|here|lost|plan|ready|received|saves|watch|withdrawn"
+KEY = re.compile(rf"pollux/(live|group|jobs?)\b.*|committed|({KINDS})/(\d.*)?")
+VARIABLES = {store_channel.SECRET_VARIABLE, store_channel.STORE_VARIABLE, store_channel.JOIN_VARIABLE}
+# The table of all variables for people.
+EXPLAINED = ROOT / "wire" / "environment.py"
 EXIT_CODES = {exit_codes.RESTART, exit_codes.STOPPED}
 # A time limit of the web server, in seconds.
 NO_EXIT_CODES = {"timeout_keep_alive"}
@@ -32,7 +35,7 @@ def writes_out(node: ast.AST) -> bool:
         case ast.Constant(value=bytes() as start):
             return start == store_channel.GREETING
         case ast.Constant(value=str() as text):
-            return KEY.fullmatch(text) is not None
+            return KEY.fullmatch(text) is not None or text in VARIABLES
         case ast.Constant(value=int() as number):
             return number in EXIT_CODES
         case ast.Compare():
@@ -54,7 +57,9 @@ def literals(source: str) -> list[int]:
     "line",
     [
         'store.set(f"beat/{generation}/{rank}", "")', 'store.get("committed")', 'connection.send(b"pollux/1")',
-        'key = "withdrawn/3"', 'PREFIX = "pollux/live/"',
+        'key = "withdrawn/3"', 'PREFIX = "pollux/live/"', 'f"watch/{number}/{name}"', 'f"pollux/job/{number}"',
+        'store.add(f"pollux/jobs/{rank}", 1)', 'PrefixStore("pollux/group", store)', 'f"handover/{generation}"',
+        'environ["POLLUX_STORE"] = address', 'variables.get("POLLUX_JOIN")', '{"POLLUX_STORE_SECRET": ""}',
         "sys.exit(75)", "code = 143", 'live.beat.busy = "checkpoint"', 'if beat.activity == "data": pass',
     ],
 )  # fmt: skip
@@ -63,5 +68,9 @@ def test_the_protocol_written_out_is_seen(line):
 
 
 def test_the_protocol_is_written_out_nowhere_else():
-    found = {str(path.relative_to(ROOT)): lines for path in ELSEWHERE if (lines := literals(path.read_text()))}
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in ELSEWHERE
+        if path != EXPLAINED and (lines := literals(path.read_text()))
+    }
     assert found == {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
-import json
 import os
 import resource
 import secrets
@@ -20,12 +19,20 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from pollux.backends.process import proc
+from pollux.backends.shim.store.host_messages import (
+    MAX_LINE_BYTES,
+    FoundMessage,
+    SetRequest,
+    WatchRequest,
+    decode_found,
+    decode_request,
+    encode_line,
+)
 from pollux.backends.shim.store.key_values import StoreRefusal
 from pollux.backends.shim.store.peers import StorePeers
-from pollux.backends.transport.json_lines import LineReader, line_of
+from pollux.backends.transport.json_lines import LineReader
 from pollux.wire.live import keys
 from pollux.wire.live.codec import MAX_VALUE_BYTES
 from pollux.wire.live.messages import FleetAccess
@@ -34,7 +41,6 @@ from pollux.wire.live.store_channel import StoreAccess, derived_secret, new_secr
 __all__ = ["ListeningStore", "StoreHost", "is_possible"]
 
 _SEND_SECONDS = 5.0
-_MAX_LINE_BYTES = 16 << 20
 _BACKLOG = 1024
 
 
@@ -111,25 +117,25 @@ class StoreHost:
                 raise
         ours.settimeout(_SEND_SECONDS)
         self.control = ours
-        self._reader = LineReader(ours, _MAX_LINE_BYTES)
+        self._reader = LineReader(ours, MAX_LINE_BYTES)
 
     def set(self, key: str, text: str) -> None:
         """Write a key of `pollux.wire.live.keys`."""
-        self._send(op="set", key=key, value=text)
+        self._send(SetRequest(key, text))
 
     def watch(self, name: str, keys: Iterable[str], seconds: float, repeat: bool = False) -> None:
         """Read keys at this interval, and report each once, or at each change; without keys: stop watching."""
-        self._send(op="watch", name=name, keys=list(keys), seconds=seconds, repeat=repeat)
+        self._send(WatchRequest(name, tuple(keys), seconds, repeat))
 
-    def _send(self, **message: Any) -> None:
+    def _send(self, request: SetRequest | WatchRequest) -> None:
         if self.pid is not None:
             with contextlib.suppress(OSError):
-                self.control.sendall(line_of(message))
+                self.control.sendall(encode_line(request))
 
     def found(self) -> list[tuple[str, str]] | None:
         """The keys and values that were reported since the last call; None once the host has ended."""
         lines = self._reader.lines()
-        return None if lines is None else [(key, text) for key, text in map(json.loads, lines)]
+        return None if lines is None else [(found.key, found.value) for found in map(decode_found, lines)]
 
     def close(self) -> None:
         """End the host."""
@@ -155,7 +161,7 @@ class _Watcher:
         self._values = peers.values
         self._control = control
         self._watches: dict[str, _Watch] = {}
-        self._reader = LineReader(control, _MAX_LINE_BYTES)
+        self._reader = LineReader(control, MAX_LINE_BYTES)
         self.is_over = False
         peers.watch(control, self._hear)
 
@@ -176,18 +182,18 @@ class _Watcher:
             self.is_over = True
             return
         for line in lines:
-            self._obey(json.loads(line))
+            self._obey(decode_request(line))
 
-    def _obey(self, message: dict[str, Any]) -> None:
-        if message["op"] == "set":
+    def _obey(self, request: SetRequest | WatchRequest) -> None:
+        if isinstance(request, SetRequest):
             try:
-                self._values.set(_below(message["key"]), message["value"].encode())
+                self._values.set(_below(request.key), request.value.encode())
             except StoreRefusal as error:
-                print(f"'{message['key']}' was not set: {error}", file=sys.stderr, flush=True)
-        elif message["op"] == "watch":
-            self._watches.pop(message["name"], None)
-            if message["keys"]:
-                self._watches[message["name"]] = _Watch(message["keys"], message["seconds"], message["repeat"])
+                print(f"'{request.key}' was not set: {error}", file=sys.stderr, flush=True)
+        else:
+            self._watches.pop(request.name, None)
+            if request.keys:
+                self._watches[request.name] = _Watch([*request.keys], request.seconds, request.repeat)
 
     def _send_changes_of(self, watch: _Watch) -> None:
         for key in [*watch.keys]:
@@ -198,7 +204,7 @@ class _Watcher:
             if len(value) > MAX_VALUE_BYTES:
                 print(f"the value of '{key}' has {len(value)} bytes, and is ignored", file=sys.stderr, flush=True)
                 continue
-            self._control.sendall(line_of([key, value.decode(errors="replace")]))
+            self._control.sendall(encode_line(FoundMessage(key, value.decode(errors="replace"))))
             if not watch.repeat:
                 watch.keys.remove(key)
 
