@@ -14,6 +14,7 @@ __all__ = [
     "BackendCapabilities",
     "BackendEvent",
     "Exit",
+    "JobBackendEvent",
     "Launch",
     "Listener",
     "LogChunk",
@@ -70,7 +71,15 @@ class BackendEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicasStarted(BackendEvent):
+class JobBackendEvent(BackendEvent):
+    """Base class of the events about the replicas of one job's generation."""
+
+    job_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasStarted(JobBackendEvent):
     """All replicas of a generation are processes now; after a live resize, all have taken their first step in it.
 
     For a live resize `pause_seconds` says how long training paused, and `kind` is "grow", "shrink", "move" or
@@ -78,14 +87,12 @@ class ReplicasStarted(BackendEvent):
     learns the pause from this event only.
     """
 
-    job_id: str
-    generation: int
     pause_seconds: float | None = None
     kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicasLost(BackendEvent):
+class ReplicasLost(JobBackendEvent):
     """These replicas of a generation have ended, or never started; the others wait, and can go on at `remaining`.
 
     The answer is a `resize` to that placement or a `stop`; without an answer within seconds the generation ends.
@@ -93,8 +100,6 @@ class ReplicasLost(BackendEvent):
     `withdrawn`: the replicas that were to join had GPUs and did not start; the answer is the same as to a loss.
     """
 
-    job_id: str
-    generation: int
     replicas: tuple[int, ...]
     remaining: Placement
     detail: str = ""
@@ -103,11 +108,9 @@ class ReplicasLost(BackendEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicasEnded(BackendEvent):
+class ReplicasEnded(JobBackendEvent):
     """No process of this generation is left; `detail` is one line for people, with the end of the log if it helps."""
 
-    job_id: str
-    generation: int
     outcome: Outcome
     exits: tuple[Exit, ...] = ()
     detail: str = ""
@@ -215,6 +218,11 @@ class BackendCapabilities(Protocol):
     def head_of(cls, options: Mapping[str, Any]) -> str | None:
         """What `head` of a backend with these options will be."""
         return None
+
+    @classmethod
+    def missing(cls) -> str:
+        """What is missing for this backend on this machine, and how to get it; empty where it can be used."""
+        return ""
 
     @classmethod
     def preview(cls, home: Path, **options: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast
@@ -72,14 +71,8 @@ def summary(name: str) -> str:
 
 
 def available(name: str) -> str | None:
-    """What is missing for a backend on this machine, and how to get it; None where it can be used.
-
-    The module of a backend may define `missing()`, which returns this text; otherwise nothing is missing.
-    """
-    if name == "local" and not sys.platform.startswith("linux"):
-        return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"
-    said = getattr(_module(name), "missing", lambda: None)()
-    return str(said) if said else None
+    """What is missing for a backend on this machine, and how to get it; None where it can be used."""
+    return load(name).missing() or None
 
 
 def _module(name: str) -> Any:

@@ -31,6 +31,8 @@ class FakeApplication:
     grad_var: float = 1.0
     max_nodes: int = 16
     fixed: Any = None
+    state_bytes: float | None = None
+    terms: Any = None
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

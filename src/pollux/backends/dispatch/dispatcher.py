@@ -334,6 +334,7 @@ class Dispatcher:
     def order_of(self, launch: Launch, places: tuple[Slot, ...]) -> LaunchOrder:
         """The order to a shim for a launch at these slots."""
         identity = replica_env.run_id(self.home, launch.job_id, launch.generation)
+        slots = self.slots.details(launch, places, identity)
         return LaunchOrder(
             job_id=launch.job_id,
             generation=launch.generation,
@@ -348,7 +349,12 @@ class Dispatcher:
             live=launch.live,
             hang_seconds=self._settings.hang_seconds,
             orphan_seconds=self._settings.orphan_seconds,
-            **self.slots.details(launch, places, identity),
+            environ=slots.environ,
+            replicas=slots.replicas,
+            cores=slots.cores,
+            places=slots.places,
+            gpus=slots.gpus,
+            fleet=slots.fleet,
         )
 
     def _drop(self, job: DispatchedJob) -> None:

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pollux.backends.nodes.provider import LentNode, NodeProvider
@@ -18,9 +19,21 @@ from pollux.backends.protocol import Launch
 from pollux.core import Node, Placement
 from pollux.wire.live.messages import FleetAccess
 
-__all__ = ["FleetSlotAllocator", "LocalSlotAllocator", "SlotAllocator"]
+__all__ = ["FleetSlotAllocator", "LocalSlotAllocator", "SlotAllocator", "SlotDetails"]
 
 _Slots = tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDetails:
+    """The fields of a `LaunchOrder` that depend on its slots."""
+
+    environ: Mapping[str, str]
+    replicas: tuple[Mapping[str, str], ...]
+    cores: tuple[tuple[int, ...], ...]
+    places: tuple[str, ...]
+    gpus: Mapping[str, int]
+    fleet: FleetAccess | None = None
 
 
 class SlotAllocator(Protocol):
@@ -47,8 +60,8 @@ class SlotAllocator(Protocol):
     def placement(self, places: Iterable[Slot]) -> Placement:
         """How many of these slots are on each node; nodes in the order of their first slot."""
 
-    def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
-        """The fields of a `LaunchOrder` that depend on the slots."""
+    def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> SlotDetails:
+        """What a `LaunchOrder` says of these slots."""
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
         """Kill what is left of a generation whose shim is gone; whether no process of it can run any more."""
@@ -100,19 +113,19 @@ class LocalSlotAllocator:
         """All slots are on the one node."""
         return Placement.of({self._devices.node.id: len([*places])})
 
-    def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
+    def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> SlotDetails:
         """The service's own environment, this machine's cores and GPUs."""
         devices = self._devices
         names = tuple(map(str, places))
         gpus = {str(slot): devices.gpus[slot.index] for slot in places} if devices.gpus else {}
         share = min((len(devices.cores_of(slot.index)) for slot in places), default=1) if devices.is_cpu else None
-        return {
-            "environ": {**self._environ, **replica_env.common_variables(launch, identity, threads=share)},
-            "replicas": replica_env.rank_variables(names, gpus),
-            "cores": tuple(devices.cores_of(slot.index, launch.cpus_per_gpu) for slot in places),
-            "places": names,
-            "gpus": gpus,
-        }
+        return SlotDetails(
+            environ={**self._environ, **replica_env.common_variables(launch, identity, threads=share)},
+            replicas=replica_env.rank_variables(names, gpus),
+            cores=tuple(devices.cores_of(slot.index, launch.cpus_per_gpu) for slot in places),
+            places=names,
+            gpus=gpus,
+        )
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
         """Kill its processes; none is left if the machine has booted since."""
@@ -228,7 +241,7 @@ class FleetSlotAllocator:
         """See `SlotAllocator.placement`."""
         return Placement.of(Counter(slot.node for slot in places))
 
-    def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> dict[str, Any]:
+    def details(self, launch: Launch, places: Sequence[Slot], identity: str) -> SlotDetails:
         """The job's own variables: replicas inherit the rest of their environment from their node."""
         there = [self.hosts[slot.node] for slot in places if slot.node in self.hosts]
         gpus = self._gpus_of(places)
@@ -237,14 +250,14 @@ class FleetSlotAllocator:
         loopback = is_loopback(self.head) and all(is_loopback(address) for address, _ in nodes.values())
         threads = None if gpus else min((_share(hosted.node) for hosted in there), default=1)
         fleet = FleetAccess(self.secret.hex(), self.head, nodes, self._lease_seconds, self.lost_seconds)
-        return {
-            "environ": replica_env.common_variables(launch, identity, self.head, threads, loopback),
-            "replicas": replica_env.rank_variables(names, gpus),
-            "cores": tuple(() for _ in names),
-            "places": names,
-            "gpus": gpus,
-            "fleet": fleet,
-        }
+        return SlotDetails(
+            environ=replica_env.common_variables(launch, identity, self.head, threads, loopback),
+            replicas=replica_env.rank_variables(names, gpus),
+            cores=tuple(() for _ in names),
+            places=names,
+            gpus=gpus,
+            fleet=fleet,
+        )
 
     def _gpus_of(self, slots: Iterable[Slot]) -> dict[str, int]:
         """The device index behind each slot, by the slot's name; a node may have fewer devices than slots."""

@@ -6,6 +6,7 @@ The thread in `dispatch` and the jobs' shims do the work; shims go on when the s
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from pollux.backends.dispatch.dispatcher import Dispatcher, ShimSettings
@@ -51,6 +52,13 @@ class LocalBackend(ShimBackend):
             Dispatcher(home, LocalSlotAllocator(self._devices, environ), settings),
             lambda launch, is_change: _check_placement(launch, self._devices),
         )
+
+    @classmethod
+    def missing(cls) -> str:
+        """See `BackendCapabilities.missing`."""
+        if sys.platform.startswith("linux"):
+            return ""
+        return f"it follows processes through /proc, which {sys.platform} does not have; use Linux, or 'inline'"
 
     def inventory(self) -> tuple[Node, ...]:
         """The one node; without GPUs its type is `cpu`, and its "GPUs" are CPU slots."""

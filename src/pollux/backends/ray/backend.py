@@ -16,7 +16,7 @@ from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.ray.options import RayOptions
 from pollux.backends.ray.provider import RayNodeProvider
 
-__all__ = ["OLDEST", "RayBackend", "missing"]
+__all__ = ["OLDEST", "RayBackend"]
 
 OLDEST = (2, 50)
 """The oldest Ray that can place a bundle by a label of a node."""
@@ -44,6 +44,21 @@ class RayBackend(FleetBackend):
         super().__init__(home, provider, "ray", head, warm, hang_seconds, lease_seconds, lost_seconds)
 
     @classmethod
+    def missing(cls) -> str:
+        """See `BackendCapabilities.missing`."""
+        remedy = "pip install 'pollux-scheduler[ray]'"
+        if importlib.util.find_spec("ray") is None:
+            return f"there is no Ray for this Python: {remedy}"
+        try:
+            version = importlib.metadata.version("ray")
+        except importlib.metadata.PackageNotFoundError:
+            return f"there is something called ray here that is not Ray: {remedy}"
+        numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+        if numbers < OLDEST:
+            return f"Ray is {version} and must be {'.'.join(map(str, OLDEST))} or newer, on every node: {remedy}"
+        return ""
+
+    @classmethod
     def preview(cls, home: Path, **given: Any) -> str:
         """The requests to Ray in words, without their number, which depends on its nodes and on the jobs."""
         options = RayOptions(**{field.name: given[field.name] for field in fields(RayOptions) if field.name in given})
@@ -59,18 +74,3 @@ class RayBackend(FleetBackend):
         if options.autoscale:
             lines.append("  of its autoscaler: as many nodes as jobs could use")
         return "\n".join(lines) + "\n"
-
-
-def missing() -> str | None:
-    """What is missing for this backend on this machine, and how to get it; None where it can be used."""
-    remedy = "pip install 'pollux-scheduler[ray]'"
-    if importlib.util.find_spec("ray") is None:
-        return f"there is no Ray for this Python: {remedy}"
-    try:
-        version = importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError:
-        return f"there is something called ray here that is not Ray: {remedy}"
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST:
-        return f"Ray is {version} and must be {'.'.join(map(str, OLDEST))} or newer, on every node: {remedy}"
-    return None

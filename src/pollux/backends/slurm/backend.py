@@ -23,7 +23,7 @@ from pollux.backends.slurm.pilot_provider import SlurmPilotProvider
 from pollux.backends.slurm.script import JOB_MODE, SlurmOptions, array_words, batch_script
 from pollux.core.errors import BackendFailed
 
-__all__ = ["SlurmBackend", "missing"]
+__all__ = ["SlurmBackend"]
 
 _COMMANDS = ("sbatch", "squeue", "sinfo", "scancel")
 # The first version with `srun --overlap`, which runs hosts beside the batch script.
@@ -36,24 +36,6 @@ _OF_THE_SHELL = {
     "qos": "SBATCH_QOS",
     "time_limit": "SBATCH_TIMELIMIT",
 }
-
-
-def missing() -> str:
-    """Why this machine cannot use Slurm, with the remedy; empty where it can."""
-    absent = [command for command in _COMMANDS if shutil.which(command) is None]
-    if absent:
-        return (
-            f"Slurm's commands are not here (no {', '.join(absent)} in PATH): run the service on a login node of the "
-            "cluster, or install its client packages (Debian: slurm-client)"
-        )
-    # A Slurm without a readable version may work all the same: if it does not, the first round shows why.
-    with contextlib.suppress(BackendFailed):
-        found = re.search(
-            r"\b(\d+)\.(\d+)\S*", SlurmCommands(os.environ, _VERSION_SECONDS).run(["sbatch", "--version"])
-        )
-        if found is not None and (int(found.group(1)), int(found.group(2))) < _OLDEST:
-            return f"Slurm {found.group()} is here, and 20.11 or newer is needed: have an administrator update it"
-    return ""
 
 
 class SlurmBackend(FleetBackend):
@@ -90,6 +72,24 @@ class SlurmBackend(FleetBackend):
     def taken_back_seconds(self) -> float | None:
         """The time between Slurm's SIGTERM and SIGKILL: KillWait, and for a preemption the partition's GraceTime."""
         return self._slurm.queue.grace_seconds
+
+    @classmethod
+    def missing(cls) -> str:
+        """See `BackendCapabilities.missing`."""
+        absent = [command for command in _COMMANDS if shutil.which(command) is None]
+        if absent:
+            return (
+                f"Slurm's commands are not here (no {', '.join(absent)} in PATH): run the service on a login node of "
+                "the cluster, or install its client packages (Debian: slurm-client)"
+            )
+        # A Slurm without a readable version may work all the same: if it does not, the first round shows why.
+        with contextlib.suppress(BackendFailed):
+            found = re.search(
+                r"\b(\d+)\.(\d+)\S*", SlurmCommands(os.environ, _VERSION_SECONDS).run(["sbatch", "--version"])
+            )
+            if found is not None and (int(found.group(1)), int(found.group(2))) < _OLDEST:
+                return f"Slurm {found.group()} is here, and 20.11 or newer is needed: have an administrator update it"
+        return ""
 
     @classmethod
     def preview(cls, home: Path, **given: Any) -> str:

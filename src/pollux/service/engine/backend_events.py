@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pollux.backends.protocol import (
     BackendEvent,
+    JobBackendEvent,
     NodeDown,
     NodeUp,
     ReplicasEnded,
@@ -42,7 +43,7 @@ def event_of(heard: BackendEvent, at: float, controller: Controller, reported_do
             return None if nodes.get(heard.node.id) == heard.node else NodeAdded(at, heard.node)
         case NodeDown():
             return NodeRemoved(at, heard.node_id) if heard.node_id in nodes else None
-    record = _active_record(heard, controller)
+    record = _active_record(heard, controller) if isinstance(heard, JobBackendEvent) else None
     if record is None:
         return None
     match heard:
@@ -55,13 +56,13 @@ def event_of(heard: BackendEvent, at: float, controller: Controller, reported_do
     return None
 
 
-def is_late_end(heard: BackendEvent, controller: Controller) -> bool:
-    """Whether it is the end of replicas whose job has ended or was forgotten, so that the backend may forget it."""
-    return isinstance(heard, ReplicasEnded) and _active_record(heard, controller) is None
+def is_late_end(ended: ReplicasEnded, controller: Controller) -> bool:
+    """Whether the job of these replicas has ended or was forgotten, so that the backend may forget it."""
+    return _active_record(ended, controller) is None
 
 
-def _active_record(heard: BackendEvent, controller: Controller) -> JobRecord | None:
-    record = controller.jobs.get(getattr(heard, "job_id", ""))
+def _active_record(heard: JobBackendEvent, controller: Controller) -> JobRecord | None:
+    record = controller.jobs.get(heard.job_id)
     return None if record is None or record.state in ENDED else record
 
 

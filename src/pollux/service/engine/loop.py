@@ -29,7 +29,7 @@ from pollux.service.engine.forecast import Forecast
 from pollux.service.engine.pipeline import EventPipeline
 from pollux.service.engine.requests import Effects, EngineRequest, our_fault
 from pollux.service.settings import AtStop, ServiceSettings
-from pollux.service.settings.clock import Clock, SystemClock
+from pollux.service.settings.clock import Clock
 from pollux.store.protocol import Store, Telemetry
 from pollux.wire.status import Plan
 
@@ -95,9 +95,9 @@ class EngineLoop:
 
     def _begin_after_the_last_fact(self) -> None:
         """If the machine's clock was set back, go on from the time of the newest event."""
-        if isinstance(self._clock, SystemClock):
-            self._watch = ClockWatch(self._clock, self._store)
-            behind = self._clock.advance_to(self.pipeline.newest_at)
+        if (clock := self._clock.jumping) is not None:
+            self._watch = ClockWatch(clock, self._store)
+            behind = clock.advance_to(self.pipeline.newest_at)
             if behind > _WORTH_SAYING_SECONDS:
                 _log.warning(
                     "the log has facts of %.0f s from now: the machine's clock was put back, or was wrong then. "

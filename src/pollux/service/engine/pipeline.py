@@ -277,8 +277,8 @@ class EventPipeline:
 
     def event_of(self, heard: BackendEvent) -> Event | None:
         """The controller's event for a report of the backend; None if it has no news."""
-        if is_late_end(heard, self.controller):
-            self._forget_if_over(getattr(heard, "job_id", ""))
+        if isinstance(heard, ReplicasEnded) and is_late_end(heard, self.controller):
+            self._forget_if_over(heard.job_id)
         return event_of(heard, self.now(), self.controller, self.views.reported_done)
 
     def run_of(self, heard: BackendEvent) -> JobRan | None:

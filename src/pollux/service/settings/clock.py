@@ -25,6 +25,10 @@ class Clock(Protocol):
     def seconds_until(self, at: float) -> float | None:
         """Seconds to wait for a time, 0 if it has come; None if the clock must be set."""
 
+    @property
+    def jumping(self) -> SystemClock | None:
+        """This clock if it follows the machine's, which may jump; None for a clock that never jumps."""
+
 
 def boot_seconds() -> float:
     """Seconds since the machine was started, sleep included; nobody can move this clock."""
@@ -41,6 +45,11 @@ class SystemClock:
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = boot_seconds) -> None:
         self._wall, self._steady = wall, steady
         self._ahead = wall() - steady()
+
+    @property
+    def jumping(self) -> SystemClock:
+        """Itself: the machine's clock may be set."""
+        return self
 
     @property
     def ahead(self) -> float:

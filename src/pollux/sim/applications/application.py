@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from pollux.core import JobLimits, Queue
 from pollux.goodput import BatchLimits
 
-__all__ = ["Application", "FixedConfiguration"]
+__all__ = ["Application", "FixedConfiguration", "Terms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,22 @@ class FixedConfiguration:
 
     num_gpus: int
     batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The limits, weight and queue that a user gave one job, beyond a line of a workload."""
+
+    limits: JobLimits = field(default_factory=JobLimits)
+    weight: float = 1.0
+    queue: Queue | None = None
+
+    def most_gpus(self, num_nodes: int, gpus_per_node: int) -> int:
+        """The most GPUs that it can have on equal nodes, by its limits and its queue's quota."""
+        nodes = num_nodes if self.limits.max_nodes is None else min(self.limits.max_nodes, num_nodes)
+        most = min(nodes * gpus_per_node, self.limits.max_gpus)
+        quota = None if self.queue is None else self.queue.gpu_quota
+        return most if quota is None else min(most, quota)
 
 
 class Application(Protocol):
@@ -44,6 +61,14 @@ class Application(Protocol):
     @property
     def progress(self) -> tuple[float, ...]:
         """Progress at the end of each epoch; the job is done at the last."""
+
+    @property
+    def state_bytes(self) -> float | None:
+        """Bytes of parameters, optimiser and buffers; None where they are not known."""
+
+    @property
+    def terms(self) -> Terms | None:
+        """The user's limits of a recorded job; None for other applications."""
 
     def step_and_sync_seconds(self, counts: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         """One optimiser step without accumulation on GPUs-per-node `counts`, and the part spent synchronising."""

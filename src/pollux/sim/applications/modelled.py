@@ -6,29 +6,16 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from pollux.core import InvalidInput, JobLimits, Queue
+from pollux.core import InvalidInput
 from pollux.goodput import BatchLimits, Efficiency, ThroughputModel
 from pollux.goodput.corrected import CorrectedThroughput
 from pollux.goodput.throughput import overlapped_seconds
-from pollux.sim.applications.application import FixedConfiguration
+from pollux.sim.applications.application import FixedConfiguration, Terms
 
-__all__ = ["ModelledApplication", "NoiseSchedule", "Terms"]
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The limits, weight and queue that a user gave one job, beyond a line of a workload."""
-
-    limits: JobLimits = field(default_factory=JobLimits)
-    weight: float = 1.0
-    queue: Queue | None = None
-
-    def most_gpus(self, num_nodes: int, gpus_per_node: int) -> int:
-        """The most GPUs that it can have on equal nodes, by its limits and its queue's quota."""
-        nodes = num_nodes if self.limits.max_nodes is None else min(self.limits.max_nodes, num_nodes)
-        most = min(nodes * gpus_per_node, self.limits.max_gpus)
-        quota = None if self.queue is None else self.queue.gpu_quota
-        return most if quota is None else min(most, quota)
+__all__ = [
+    "ModelledApplication",
+    "NoiseSchedule",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +54,7 @@ class ModelledApplication:
     the batch. A node that holds fewer GPUs than others keeps them waiting: T_sync grows by `imbalance` times
     1 − mean/max of the GPUs per node. Without `batch_sizes`, whole runs are known at the initial batch, its
     doublings and the maximum. `state_bytes` are those of parameters, optimiser and buffers; None: not known.
+    `terms` are the user's limits of a recorded job.
     """
 
     name: str
@@ -80,6 +68,7 @@ class ModelledApplication:
     max_nodes: int = 4096
     imbalance: float = 0.2
     state_bytes: float | None = None
+    terms: Terms | None = None
     progress: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _statistics: tuple[tuple[float, float], ...] = field(init=False, repr=False, compare=False)
     _times: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(init=False, repr=False, compare=False)

@@ -19,7 +19,7 @@ import numpy as np
 
 from pollux.core import InvalidInput, UnknownName
 from pollux.goodput import BatchLimits
-from pollux.sim.applications.application import FixedConfiguration
+from pollux.sim.applications.application import FixedConfiguration, Terms
 from pollux.sim.applications.tables import number, read_rows, text, whole
 
 __all__ = ["DEFAULT_APPLICATIONS", "MeasuredApplication", "load_profiles"]
@@ -64,6 +64,7 @@ class MeasuredApplication:
         self._placements, points = _read_placements(folder)
         self.limits, self.fixed = self._settings(settings)
         self.state_bytes: float | None = settings.get("state_bytes")
+        self.terms: Terms | None = None
         # An epoch is over when the fastest of the recorded runs would have ended it.
         self.progress = tuple(min(epoch) for epoch in zip(*(run.progress for run in self._runs.values()), strict=True))
         scalability = _read_scalability(folder)

@@ -74,5 +74,4 @@ class Pauses:
 
 
 def _state_bytes(application: Application) -> float:
-    known: float | None = getattr(application, "state_bytes", None)
-    return DEFAULT_STATE_BYTES if known is None else known
+    return DEFAULT_STATE_BYTES if application.state_bytes is None else application.state_bytes

@@ -32,8 +32,7 @@ from pollux.controller import (
     require,
 )
 from pollux.core import NOWHERE, Cluster, GoodputFunction, InvalidInput, JobLimits, Node, Policy
-from pollux.sim.applications.application import Application
-from pollux.sim.applications.modelled import Terms
+from pollux.sim.applications.application import Application, Terms
 from pollux.sim.simulation.disturbances import Disturbances, JobDisturbance, node_failures
 from pollux.sim.simulation.jobs import FixedBatch, LearnedBatch, Oracle, SimulatedJob
 from pollux.sim.simulation.resize_cost import AUTO, DEFAULT_RESIZE_SECONDS, Pauses
@@ -289,7 +288,7 @@ class _Run:
         while self.arrivals and self.arrivals[-1].time <= now:
             request = self.arrivals.pop()
             job, spec = self._new_job(request)
-            terms = _terms(self.applications[request.application])
+            terms = self.applications[request.application].terms
             if terms is not None and terms.queue is not None and terms.queue.name not in self.controller.queues:
                 self._apply(QueueChanged(request.time, terms.queue))
             self.jobs[request.name] = self.unfinished[request.name] = job
@@ -316,7 +315,7 @@ class _Run:
             fixed, oracle = application.fixed, None
             most = fixed.num_gpus if fixed else min(settings.max_gpus_per_job, limits.maximum // limits.local_min)
             job.batching = LearnedBatch(application, fixed.batch_size if fixed else None)
-        terms = _terms(application) or Terms()
+        terms = application.terms or Terms()
         spec = JobSpec(
             request.name,
             self._limits(application, min(most, settings.num_gpus)),
@@ -333,7 +332,7 @@ class _Run:
 
     def _limits(self, application: Application, most: int) -> JobLimits:
         """One to `most` GPUs on measured nodes, within the limits of its user, if they are known."""
-        terms, nodes = _terms(application), application.max_nodes
+        terms, nodes = application.terms, application.max_nodes
         if terms is None:
             return JobLimits(1, most, max_nodes=nodes)
         least = terms.limits.min_gpus
@@ -412,12 +411,6 @@ class _Run:
         return RunOutcome(
             self.workload.name, self.policy.name, tuple(outcomes), tuple(self.decision_seconds), cpu_seconds, fits
         )
-
-
-def _terms(application: Application) -> Terms | None:
-    """The user's limits of a recorded job; other applications have none."""
-    found = getattr(application, "terms", None)
-    return found if isinstance(found, Terms) else None
 
 
 def simulate(

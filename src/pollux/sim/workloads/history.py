@@ -27,8 +27,8 @@ from pollux.controller.machine.reports import limited
 from pollux.controller.messages.events import GenerationEnded
 from pollux.core import InvalidInput, JobLimits, PolluxError, Queue
 from pollux.goodput import BatchLimits, GoodputModel, PublishedThroughput
-from pollux.sim.applications.application import Application, FixedConfiguration
-from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule, Terms
+from pollux.sim.applications.application import Application, FixedConfiguration, Terms
+from pollux.sim.applications.modelled import ModelledApplication, NoiseSchedule
 from pollux.sim.workloads.workload import Workload, WorkloadJob, check_applications
 from pollux.store.history import HistoryContents, parse, start
 from pollux.wire import codec

@@ -69,6 +69,11 @@ class ManualClock:
         """0 if that time has come; None if not, since it does not come by waiting."""
         return 0.0 if at <= self._time else None
 
+    @property
+    def jumping(self) -> None:
+        """It never jumps."""
+        return
+
     def set(self, time: float, engine: Engine | None = None) -> None:
         """Set the time. The `engine` that uses this clock sees the new time between two requests, never within one.
 

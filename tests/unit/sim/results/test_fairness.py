@@ -8,7 +8,7 @@ import pytest
 
 from pollux.core import InvalidInput
 from pollux.goodput import BatchLimits
-from pollux.sim.applications.application import FixedConfiguration
+from pollux.sim.applications.application import FixedConfiguration, Terms
 from pollux.sim.applications.profiles import load_profiles
 from pollux.sim.results.fairness import IsolatedTimes, average_contention, finish_time_fairness
 from pollux.sim.simulation.simulation import JobOutcome, SimulationSettings
@@ -28,6 +28,8 @@ class Plain:
     far: float = 1.0
     unknown: tuple[int, ...] = ()
     name: str = "plain"
+    state_bytes: float | None = None
+    terms: Terms | None = None
 
     def step_and_sync_seconds(self, counts, local_batch):
         if sum(counts) in self.unknown:
