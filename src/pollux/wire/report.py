@@ -83,12 +83,12 @@ class Report:
     """One report of replica 0, for all replicas. Fields that are None are unknown.
 
     `progress` and `total_progress` are in useful samples (the unit of goodput); `throughput` in samples per second,
-    `efficiency` useful samples per sample, `goodput` useful samples per second. `resize_seconds` is the measured
-    pause of this job's last re-allocation, `resize_kind` its kind: "grow", "shrink", "move", "recover" (all live) or
-    "restart"; empty if it is unknown. `live`: the job can follow live resizes. `checkpoint_seconds` is the time in
-    which the newest checkpoint was written, `checkpoint_error` why the last attempt failed, else empty. `final` marks
-    the last report of a job that is done. Numbers are zero, or from `SMALLEST_NUMBER` to `LARGEST_NUMBER` in size; a
-    larger loss or metric counts as unknown.
+    `efficiency` useful samples per sample, `goodput` useful samples per second. `resize_seconds` is the measured pause
+    of the restart that began this generation, with "restart" as `resize_kind`. The backend reports the pauses of live
+    changes: those of kind "grow", "shrink", "move" or "recover" in a report are ignored. `live`: the job can follow
+    live resizes. `checkpoint_seconds` is the time in which the newest checkpoint was written, `checkpoint_error` why
+    the last attempt failed, else empty. `final` marks the last report of a job that is done. Numbers are zero, or from
+    `SMALLEST_NUMBER` to `LARGEST_NUMBER` in size; a larger loss or metric counts as unknown.
     """
 
     generation: int

@@ -99,6 +99,26 @@ def test_who_becomes_replica_0_tells_no_restart_that_was_long_ago(tells, tmp_pat
         assert (report.resize_seconds, report.resize_kind) == (None, "")
 
 
+@pytest.mark.parametrize("steps_first", [True, False])
+def test_the_pause_of_a_restart_is_reported_in_its_own_generation_only(tells, tmp_path, steps_first):
+    """A pause of a live change comes from the backend, and one that is repeated would count twice."""
+    with start(tmp_path) as job:
+        parts, reports = job._parts, job._run.record.reports
+        reports._environment = Environment(replica=0, stopped_at=time.time() - HOUR)
+        if steps_first:
+            job._run.record.step_done()
+            report = reports._report(RoundReport(None, None), False)
+            assert HOUR <= report.resize_seconds < 2 * HOUR
+            assert report.resize_kind == "restart"
+        membership = SimpleNamespace(ranks={0: 0, 1: 0})
+        parts.member = SimpleNamespace(membership=membership, stepped=lambda step: None)
+        job._loop._elastic._change_reports()
+        job._run.record.step_done()
+        parts.member = None
+        report = reports._report(RoundReport(None, None), False)
+        assert (report.generation, report.resize_seconds, report.resize_kind) == (1, None, "")
+
+
 def test_of_a_folder_with_nothing_whole_in_it_nobody_knows(tmp_path):
     assert last_created(tmp_path / "nothing") is None
     assert last_created(tmp_path) is None

@@ -39,8 +39,7 @@ _log = logging.getLogger("pollux")
 class ElasticMember:
     """One replica in the generations of its job; `beat` makes its heartbeats, `states` has its state.
 
-    `refusal` says why the job cannot change its replicas while it runs; empty where it can. `last_pause` is the length
-    in seconds of the last change and its kind; None before one.
+    `refusal` says why the job cannot change its replicas while it runs; empty where it can.
     """
 
     def __init__(self, membership: Membership, replicas: ReplicaGroup, joins: bool) -> None:
@@ -48,7 +47,6 @@ class ElasticMember:
         held_up = thread_is_held_up()
         self.beat = HeartbeatSource(worked=thread_clock(), held_up=lambda: replicas.num_replicas > 1 and held_up())
         self.refusal = ""
-        self.last_pause: tuple[float, str] | None = None
         self.states = StateTrack(Joining() if joins else Training())
         self.move = GenerationMove(membership, replicas, self.states, self.beat)
         self.stray_check = StrayCollectiveCheck(lambda why: membership.fail(membership.generation, why))
@@ -104,7 +102,6 @@ class ElasticMember:
         now.pause.end_part("first_step")
         rank = self._replicas.replica
         generation_move.at_phase("first step", rank)
-        self.last_pause = now.pause.seconds, now.pause.kind
         with contextlib.suppress(dist.DistError, RuntimeError):
             self.membership.write(keys.done(now.pause.plan.generation, rank), now.pause.report(self.beat.step))
         return True

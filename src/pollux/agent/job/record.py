@@ -77,11 +77,10 @@ class RunRecord:
         self.reports.add_metrics(values)
 
     def step_done(self) -> None:
-        """Report a step; the first one after a change of replicas ends its pause."""
-        member = self._parts.member
+        """Note a step; the first one after a change of replicas ends its pause."""
         self.reports.note_step()
-        if member is not None and member.stepped(self._progress.steps) and member.last_pause is not None:
-            self.reports.note_pause(*member.last_pause)
+        if self._parts.member is not None:
+            self._parts.member.stepped(self._progress.steps)
 
     def add_row(self) -> None:
         """Add a row for the present step, once."""

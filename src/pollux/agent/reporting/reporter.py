@@ -42,8 +42,7 @@ class ReportBuilder:
         self._reporter = reporter or reporter_for(environment)
         self._metrics: dict[str, float] = {}
         self._epochs: float | None = None
-        self._pause: float | None = None
-        self._kind = ""
+        self._restart_seconds: float | None = None
         self._stepped = False
         self._saved_at: float | None = None
 
@@ -65,16 +64,12 @@ class ReportBuilder:
             self._saved_at = at if self._saved_at is None else max(at, self._saved_at)
 
     def note_step(self) -> None:
-        """Note a step; the first one ends the pause of the re-allocation before it."""
+        """Note a step; the first one ends the pause of the restart before it."""
         if not self._stepped:
             self._stepped = True
             stopped_at = self._environment.stopped_at
             if stopped_at is not None:
-                self.note_pause(max(time.time() - stopped_at, 0.0), "restart")
-
-    def note_pause(self, seconds: float | None, kind: str) -> None:
-        """Note how long training paused for a change of replicas; `kind` as in `pollux.wire.report`."""
-        self._pause, self._kind = seconds, kind
+                self._restart_seconds = max(time.time() - stopped_at, 0.0)
 
     def enter_generation(self, generation: int, replica: int, num_nodes: int) -> bool:
         """Report for another generation of the job, in which this process is replica number `replica`.
@@ -83,11 +78,10 @@ class ReportBuilder:
         """
         was_first = self._environment.replica == 0
         self._environment = replace(self._environment, generation=generation, replica=replica, num_nodes=num_nodes)
+        # The backend reports the pause of a live change; that of the restart belongs to the generation before.
+        self._stepped, self._restart_seconds = True, None
         if was_first:
             return self._reporter is not None and replica == 0 and self._saved_at is None
-        # The earlier replica 0 has reported the pause that came before this process started.
-        self._stepped = True
-        self.note_pause(None, "")
         self._reporter = self._reporter or reporter_for(self._environment)
         return self._reporter is not None and replica == 0
 
@@ -128,8 +122,8 @@ class ReportBuilder:
             model=None if model is None else model_report(model, self._gpu_type),
             loss=finite(last_round.loss),
             metrics={name: float(value) for name, value in metrics.items() if math.isfinite(value)},
-            resize_seconds=finite(self._pause),
-            resize_kind=self._kind,
+            resize_seconds=finite(self._restart_seconds),
+            resize_kind="" if self._restart_seconds is None else "restart",
             live=self.live,
             checkpoint_age_seconds=None if self._saved_at is None else max(time.time() - self._saved_at, 0.0),
             checkpoint_seconds=finite(self.checkpoint_seconds),
