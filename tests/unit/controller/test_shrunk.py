@@ -218,19 +218,19 @@ def test_without_a_live_agent_a_loss_waits_for_a_decision(running):
 
 
 def test_all_of_it_is_in_the_saved_state_and_the_log(running):
-    running(JobReported(90, "a", resize_cost_seconds=0.3, resize_kind="grow", live=True))
+    running(JobReported(90, "a", resize_cost_seconds=0.3, resize_kind="grow", live=True, generation=2))
     shrunk(running, 100, "n0:3")
     saved = json.loads(json.dumps(running.controller.state()))
     restored = Controller.restored(saved, running.controller.settings)
     assert restored.jobs["a"] == running.controller.jobs["a"]
     for job in saved["jobs"]:
         for name in ("live", "failed_moves", "costs", "last_pause", "refusals", "capped_until", "failed_move_at",
-                     "progress", "progress_at_loss"):  # fmt: skip
+                     "progress", "progress_at_loss", "paused_generation"):  # fmt: skip
             del job[name]
     older = Controller.restored(saved, running.controller.settings).jobs["a"]
     assert (older.live, older.failed_moves, older.costs, older.last_pause) == (None, 0, {}, None)
     assert (older.refusals, older.capped_until, older.failed_move_at) == (0, None, None)
-    assert (older.progress, older.progress_at_loss) == (None, None)
+    assert (older.progress, older.progress_at_loss, older.paused_generation) == (None, None, None)
     again = running.fresh()
     for event in running.events:
         again(event)

@@ -220,6 +220,8 @@ def test_the_pause_of_a_change_that_became_a_restart_is_measured(running):
     assert stopped_at(running.backend.launches[-1]) == running.clock.time
     running.backend.started("job")
     result_of(running.engine.report("job", sample_report(3, live=True, resize_seconds=9.0, resize_kind="restart")))
+    again = sample_report(3, step=20, live=True, resize_seconds=9.5, resize_kind="restart")
+    result_of(running.engine.report("job", again))
     status = running.engine.job("job")
     assert status.resize_costs == {"restart": 9.0}
     result_of(running.engine.report("job", sample_report(3, live=True, resize_seconds=1.5, resize_kind="shrink")))

@@ -97,7 +97,7 @@ def note_report(record: JobRecord, event: JobReported) -> None:
         if record.costs:
             record.estimate_cost()
     if event.resize_cost_seconds is not None:
-        record.note_pause(event.resize_kind, event.resize_cost_seconds)
+        record.note_pause(event.resize_kind, event.resize_cost_seconds, event.generation)
     record.forget_view()
 
 

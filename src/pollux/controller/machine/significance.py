@@ -66,7 +66,7 @@ def is_news(record: JobRecord, event: JobReported, cluster: Cluster) -> bool:
 
 def _cost_moved(record: JobRecord, event: JobReported) -> bool:
     if event.resize_kind and event.resize_cost_seconds is not None:
-        return record.last_pause != (event.resize_kind, event.resize_cost_seconds)
+        return not record.knows_pause(event.resize_kind, event.resize_cost_seconds, event.generation)
     return _moved(record.resize_cost_seconds, event.resize_cost_seconds, _COST)
 
 

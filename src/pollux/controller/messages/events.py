@@ -98,7 +98,8 @@ class JobReported(Event):
     """A significant report of a job's agent; fields that are `None` do not change the record.
 
     `resize_cost_seconds` is its last pause, of the kind `resize_kind` (see `costs`); without a kind, the cost of any
-    resize. The pause of a live resize is in `JobRunning`; older logs have it here, too. `live`: whether the job can
+    resize. It is that of the start of this `generation`, and counts once for it. Older logs have no generation here,
+    and pauses of live resizes, too, which now are in `JobRunning` only. `live`: whether the job can
     follow live resizes. `progress` is the number of useful samples so far,
     `utilization` the share of a step in which the GPUs compute, `memory_bytes` the most that one of them holds.
     """
@@ -114,6 +115,7 @@ class JobReported(Event):
     loss: float | None = None
     utilization: float | None = None
     memory_bytes: float | None = None
+    generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

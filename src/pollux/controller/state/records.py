@@ -52,7 +52,8 @@ class JobRecord:
     - `aged_since`: from when the age of an ended job counts, None for `ended_at`; later if the clock has skipped time
       since, or the service was away.
     - `loss_history`, `utilization` and `memory_bytes` are what it reported, as in `JobView`.
-    - `costs` are its pauses by kind, `last_pause` the newest. `reason` says why it has its GPUs, since `reason_at`.
+    - `costs` are its pauses by kind, `last_pause` the newest, `paused_generation` the newest whose start is in them.
+      `reason` says why it has its GPUs, since `reason_at`.
     - `seen` and `written` are the last view, and parts of the last saved state.
     """
 
@@ -92,6 +93,7 @@ class JobRecord:
     failed_move_at: float | None = None
     costs: Costs = field(default_factory=dict)
     last_pause: tuple[str, float] | None = None
+    paused_generation: int | None = None
     loss_history: tuple[tuple[float, float], ...] = ()
     utilization: float | None = None
     memory_bytes: float | None = None
@@ -160,12 +162,21 @@ class JobRecord:
         # The largest progress: a job that reaches the same point again and again makes none.
         self.progress_at_loss = max(known, default=None)
 
-    def note_pause(self, kind: str, seconds: float) -> None:
-        """Note what its last resize cost; the same pause reported again counts once."""
+    def knows_pause(self, kind: str, seconds: float, generation: int | None) -> bool:
+        """Whether this pause was noted before: of the start of this generation, or, without one, the same one."""
+        if generation is None or self.paused_generation is None:
+            return self.last_pause == (kind, seconds)
+        return self.paused_generation == generation
+
+    def note_pause(self, kind: str, seconds: float, generation: int | None = None) -> None:
+        """Note what its last resize, or the start of this generation, cost; a pause reported again counts once."""
         if not kind:
             self.resize_cost_seconds = seconds
             return
-        if self.last_pause != (kind, seconds):
+        is_known = self.knows_pause(kind, seconds, generation)
+        if generation is not None:
+            self.paused_generation = generation
+        if not is_known:
             self.last_pause = kind, seconds
             self.costs = with_pause(self.costs, kind, seconds)
             if kind != RESTART:

@@ -112,6 +112,7 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
         resize_kind="" if pause_seconds is None else report.resize_kind,
         live=report.live,
         loss=report.loss if report.loss is not None and abs(report.loss) <= LARGEST_NUMBER else None,
+        generation=None if pause_seconds is None else report.generation,
     )
 
 

@@ -218,12 +218,12 @@ class _Past:
                 self.pauses.append(event.resize_cost_seconds)
         pause = self._last_pause(event)
         if pause is not None and pause != before:
-            self.pauses.append(pause[1])
+            self.pauses.append(pause[0][1])
 
-    def _last_pause(self, event: Event) -> tuple[str, float] | None:
-        """The kind and length of the last pause of the job that the event is about."""
+    def _last_pause(self, event: Event) -> tuple[tuple[str, float], int | None] | None:
+        """The last pause of the job that the event is about, and the generation that it began."""
         record = self.controller.jobs.get(getattr(event, "job_id", ""))
-        return None if record is None else record.last_pause
+        return None if record is None or record.last_pause is None else (record.last_pause, record.paused_generation)
 
     def _touched(self, event: Event) -> Iterator[str]:
         if isinstance(event, DecisionMade | NodeRemoved):

@@ -170,6 +170,7 @@ def _without_later_fields(fact):
     later = [(spec, "kind"), (spec, "group"), (spec, "deadline"), (request, "group"), (request, "deadline")]
     later += [(limits, "shares_gpus") for limits in (spec.get("limits"), fact.get("limits")) if limits]
     later += [(fact, name) for name in ("loss", "utilization", "memory_bytes")]
+    later += [(fact, "generation")] if fact["type"] == "job-reported" else []
     assert not any(part.pop(name, None) for part, name in later)
 
 

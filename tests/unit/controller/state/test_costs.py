@@ -58,6 +58,29 @@ def test_what_the_backend_measured_counts_and_a_report_of_the_same_does_not(desk
     assert record.costs == {"shrink": (0.2,)}, "an echo"
 
 
+def test_the_pause_of_a_start_counts_once_for_its_generation(desk):
+    """However often, and with whatever length, it is told; the same length again in another generation is another."""
+    record = started(desk)
+
+    def of(generation, seconds):
+        return JobReported(70 + generation, "a", None, None, seconds, resize_kind="restart", generation=generation)
+
+    desk(of(1, 6.0))
+    assert not desk.controller.is_news(of(1, 6.5))
+    desk(of(1, 6.5))
+    assert record.costs == {"restart": (6.0,)}
+    assert desk.controller.is_news(of(2, 6.0))
+    desk(of(2, 6.0))
+    assert record.costs == {"restart": (6.0, 6.0)}
+
+
+def test_a_pause_known_from_an_older_log_is_no_news(desk):
+    record = started(desk)
+    told(desk, 70, 6.0, "restart")
+    desk(JobReported(71, "a", resize_cost_seconds=6.0, resize_kind="restart", generation=1))
+    assert (record.costs, record.paused_generation) == ({"restart": (6.0,)}, 1)
+
+
 def test_pauses_and_abilities_are_news_once(desk):
     started(desk)
     first = JobReported(70, "a", resize_cost_seconds=0.4, resize_kind="grow", live=True)
