@@ -101,6 +101,7 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
     if report.total_progress is not None:
         remaining = max(report.total_progress - report.progress, 0.0)
     pause_seconds = _restart_pause(record, report, at)
+    kind = "" if pause_seconds is None else report.resize_kind
     return JobReported(
         at,
         record.spec.id,
@@ -109,10 +110,10 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
         progress=report.progress,
         resize_cost_seconds=pause_seconds,
         local_batch=report.local_batch or None,
-        resize_kind="" if pause_seconds is None else report.resize_kind,
+        resize_kind=kind,
         live=report.live,
         loss=report.loss if report.loss is not None and abs(report.loss) <= LARGEST_NUMBER else None,
-        generation=None if pause_seconds is None else report.generation,
+        generation=report.generation if kind else None,
     )
 
 

@@ -186,9 +186,9 @@ def test_what_cannot_be_placed_is_refused(backend, lender):
 def test_every_replica_knows_its_ranks(backend, lender):
     lender.offer([node("a", gpus=(4, 6)), node("b", gpus=(0, 1))])
     details = backend._slots.details(launch(a=2, b=1), slots("a/0", "a/1", "b/0"), "run")
-    ranks = [each["RANK"] + each["LOCAL_RANK"] + each["NODE_RANK"] for each in details["replicas"]]
+    ranks = [each["RANK"] + each["LOCAL_RANK"] + each["NODE_RANK"] for each in details.replicas]
     assert ranks == ["000", "110", "201"]
-    assert {**details["environ"], **details["replicas"][0]}["MASTER_ADDR"] == "127.0.0.1"
+    assert {**details.environ, **details.replicas[0]}["MASTER_ADDR"] == "127.0.0.1"
 
 
 def test_the_lease_is_shorter_than_patience(tmp_path, lender, monkeypatch):
@@ -248,10 +248,10 @@ def test_what_is_held_by_others_is_waited_for_and_what_is_gone_is_not(ground, le
 
 def test_an_order_names_only_its_own_nodes(ground):
     details = ground.details(launch(a=1), slots("a/1"), "id")
-    assert details["fleet"].nodes == {"a": ("127.0.0.1", 1)}
-    assert details["gpus"] == {"a/1": 6}
-    assert details["environ"]["MASTER_ADDR"] == "10.0.0.1"
-    assert "GLOO_SOCKET_IFNAME" not in details["environ"]
+    assert details.fleet.nodes == {"a": ("127.0.0.1", 1)}
+    assert details.gpus == {"a/1": 6}
+    assert details.environ["MASTER_ADDR"] == "10.0.0.1"
+    assert "GLOO_SOCKET_IFNAME" not in details.environ
 
 
 def test_a_thousand_hosts_cost_a_quiet_turn_nothing(backend, lender):

@@ -28,23 +28,23 @@ def test_what_is_the_services_own_is_not_inherited():
 
 def test_gpus_are_those_of_the_placement_in_order():
     details = LocalSlotAllocator(CARDS, {}).details(launch(), slots(1, 2), "id")
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in details["replicas"]] == ["2,7", "2,7"]
-    assert details["environ"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert "OMP_NUM_THREADS" not in details["environ"]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in details.replicas] == ["2,7", "2,7"]
+    assert details.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "OMP_NUM_THREADS" not in details.environ
 
 
 def test_slots_show_no_gpu_and_share_the_cores():
     details = LocalSlotAllocator(SLOTS, {"HOME": "/h"}).details(launch(), slots(0, 1), "id")
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in details["replicas"]] == ["", ""]
-    assert details["environ"]["OMP_NUM_THREADS"] == "2"
-    assert details["environ"]["TORCHELASTIC_RESTART_COUNT"] == "2"
-    assert details["environ"]["HOME"] == "/h"
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in details.replicas] == ["", ""]
+    assert details.environ["OMP_NUM_THREADS"] == "2"
+    assert details.environ["TORCHELASTIC_RESTART_COUNT"] == "2"
+    assert details.environ["HOME"] == "/h"
 
 
 def test_the_job_may_set_defaults_but_not_its_place():
     given = launch(OMP_NUM_THREADS="1", WORLD_SIZE="9", CUDA_VISIBLE_DEVICES="5")
     details = LocalSlotAllocator(SLOTS, {}).details(given, slots(0, 1), "i")
-    variables = {**details["environ"], **details["replicas"][1]}
+    variables = {**details.environ, **details.replicas[1]}
     assert (variables["OMP_NUM_THREADS"], variables["WORLD_SIZE"]) == ("1", "2")
     assert variables["CUDA_VISIBLE_DEVICES"] == ""
 
