@@ -133,7 +133,7 @@ class TrainingStatus:
 
     @property
     def reported_model(self) -> GoodputModel | None:
-        """The same, corrected by what was measured near each placement; for reports, not for decisions."""
+        """The goodput model, corrected by measurements near each placement. Reports use it; decisions do not."""
         return self._adaptation.reported_model
 
     @property

@@ -29,7 +29,7 @@ class _Story:
         return _number(self.numbers[name]) if name in self.numbers else "?"
 
     def get(self, name: str, default: float = 0.0) -> float:
-        """The number, for a command or a comparison; does not count as mentioned."""
+        """The number, for use in a command or comparison; it is not marked as mentioned in the text."""
         return self.numbers.get(name, default)
 
     def implied(self, value: float, *names: str) -> None:
