@@ -98,7 +98,7 @@ class SqliteStore:
             )
 
     def append(self, events: Sequence[Event]) -> int:
-        """Write the events in one transaction, durably; the revision of the last."""
+        """Write the events durably in one transaction; returns the revision of the last."""
         if not events:
             return self._revision
         bodies = [(event.at, event_to_text(event)) for event in events]
