@@ -21,10 +21,10 @@ class Disturbances:
     """Sizes and rates; the defaults are a perfect world.
 
     `step_time` and `noise_scale` are the largest relative errors of measured step times and gradient noise, drawn
-    evenly for every measurement. `remaining_sigma` is the spread of a log-normal factor, one for each job, on its
-    reported remaining work; a share `silent` of the jobs reports none, and a share `lying` always reports `lie` of its
-    work as left. `start_spread` is the largest relative error of pauses. A node fails every `node_hours` on average (0:
-    never) and is back after `repair_seconds`; its jobs lose what they did since their last checkpoint, one every
+    evenly for every measurement. `remaining_sigma` is the spread of a log-normal factor, one a job, on its reported
+    remaining work; a share `silent` of the jobs reports none, and a share `lying` always reports `lie` of its work as
+    left. `start_spread` is the largest relative error of pauses. A node fails every `node_hours` on average (0: never)
+    and is back after `repair_seconds`; its jobs lose what they did since their last checkpoint, one every
     `checkpoint_seconds`.
     """
 
@@ -69,7 +69,7 @@ class JobDisturbance:
         return step * factor, sync * factor
 
     def noise(self, true: Efficiency) -> Efficiency:
-        """Measured gradient noise; the scale has an error, the signal has none."""
+        """Measured gradient noise; the scale is off, the signal is as it is."""
         if not self._world.noise_scale:
             return true
         factor = 1.0 + self._stream.uniform(-1.0, 1.0) * self._world.noise_scale
@@ -89,7 +89,7 @@ class JobDisturbance:
 
 
 def node_failures(world: Disturbances, seed: int, num_nodes: int) -> Iterator[tuple[float, int]]:
-    """Which node fails when, in order of time and without end; nothing if nodes do not fail."""
+    """When which node fails, in order, for ever; none where nodes do not fail."""
     if not world.node_hours:
         return
     stream, at = random.Random(f"{seed}/nodes"), 0.0

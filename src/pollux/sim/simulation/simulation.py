@@ -55,7 +55,7 @@ _OFFERED = frozenset({"goodput", "oracle", "remaining", "prior", "kind", "group"
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """The simulated cluster, its clock and its costs. The defaults are the published ones.
+    """The world: cluster, clock, costs. The defaults are the published ones.
 
     `interference` is the share of speed that a distributed job loses when another distributed job uses one of
     its nodes. `max_gpus_per_job` bounds adaptive jobs. `max_hours` ends a run that gets nowhere. `resize_seconds` is
@@ -432,8 +432,7 @@ def simulate(
     """Run one workload under one policy; `progress(done, total)` is called as jobs end.
 
     `record` is called with every fact and its commands. With `only_news`, reports that a service would keep
-    as telemetry (`Controller.is_news`) do not reach the controller. `disturbances` say what goes wrong; None:
-    nothing does.
+    as telemetry (`Controller.is_news`) do not reach the controller. `disturbances` are what goes wrong; None: nothing.
     """
     world = settings or SimulationSettings()
     return _Run(workload, policy, applications, world, progress, record, only_news, disturbances).run()
