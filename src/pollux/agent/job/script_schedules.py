@@ -118,7 +118,9 @@ def script_schedules(
 
     `handed_over` is the scheduler that the job steps, `saved` are the objects that the script asks to have saved.
     """
-    found = [each for each in gc.get_objects() if isinstance(each, LRScheduler) and each.optimizer is optimizer]
+    # By type: `isinstance` asks an object for its class, and some answer with a warning.
+    known = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+    found = [each for each in known if getattr(each, "optimizer", None) is optimizer]
     # A scheduler of schedulers steps those inside it.
     inner = {id(each) for outer in found for each in getattr(outer, "_schedulers", ())}
     schedules = tuple(ScriptSchedule(each) for each in found if each is not handed_over and id(each) not in inner)
