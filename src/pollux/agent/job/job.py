@@ -55,7 +55,8 @@ class Job(TrainingFigures):
         """This replica's batches until the epoch is over, moved to its device; pass each one's loss to `backward`.
 
         With accumulation one optimiser step uses several of them. After a `break` the epoch counts as done, and in
-        exact mode the rest of its pass is skipped.
+        exact mode the rest of its pass is skipped. Between two steps, once the script asks for the next batch, replicas
+        change, checkpoints are saved, and a request to stop ends the process: see `JobStopped`.
         """
         return self._loop.batches()
 
@@ -64,7 +65,7 @@ class Job(TrainingFigures):
 
         `loss` is the mean over the samples of the batch, or their sum (`reduction="sum"`), or the mean over something
         else, such as tokens, whose number in this batch is `weight`. At any number of replicas and any accumulation the
-        gradient is that of the whole batch. The call may end the process: see `JobStopped`.
+        gradient is that of the whole batch.
         """
         self._loop.backward(loss, reduction, weight)
 
