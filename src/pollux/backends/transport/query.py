@@ -30,7 +30,7 @@ def ask_host(address: tuple[str, int], secret: bytes, request: SeeRequest, timeo
     try:
         return from_plain(SeenMessage, said)
     except MalformedValue as error:
-        raise BackendFailed(f"the host at {where} answers {said!r:.80}, which means nothing here") from error
+        raise BackendFailed(f"the host at {where} gave an answer that is not known here: {said!r:.80}") from error
 
 
 def _next(line: SecureLine, deadline: float) -> Any:

@@ -28,7 +28,7 @@ class Terms:
     queue: Queue | None = None
 
     def most_gpus(self, num_nodes: int, gpus_per_node: int) -> int:
-        """The most GPUs that it can have on equal nodes, by its limits and its queue's quota."""
+        """The most GPUs that the job can have on equal nodes, by its limits and its queue's quota."""
         nodes = num_nodes if self.limits.max_nodes is None else min(self.limits.max_nodes, num_nodes)
         most = min(nodes * gpus_per_node, self.limits.max_gpus)
         quota = None if self.queue is None else self.queue.gpu_quota
@@ -40,7 +40,7 @@ class Application(Protocol):
 
     @property
     def name(self) -> str:
-        """As workloads spell it."""
+        """The name, as workloads spell it."""
 
     @property
     def limits(self) -> BatchLimits:

@@ -12,10 +12,7 @@ from pollux.goodput.corrected import CorrectedThroughput
 from pollux.goodput.throughput import overlapped_seconds
 from pollux.sim.applications.application import FixedConfiguration, Terms
 
-__all__ = [
-    "ModelledApplication",
-    "NoiseSchedule",
-]
+__all__ = ["ModelledApplication", "NoiseSchedule"]
 
 
 @dataclass(frozen=True, slots=True)
