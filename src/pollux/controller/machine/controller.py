@@ -188,7 +188,7 @@ class Controller:
             records.append(newcomer)
         jobs, running = [], {}
         for record in records:
-            jobs.append(record.view(now, self.bank.prior(record.kind)))
+            jobs.append(record.view(now, self.bank.prior(record.kind, record.work)))
             if record.placement:
                 running[record.spec.id] = record.placement
         seed, memory = self.settings.seed, self._memory

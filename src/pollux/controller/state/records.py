@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pollux.controller.messages.events import JobSpec
+from pollux.controller.messages.kinds import default_kind
 from pollux.controller.state.costs import RESTART, Costs, likely_seconds, with_pause
 from pollux.controller.state.lifecycle import JobState
 from pollux.core import NOWHERE, GoodputFunction, JobLimits, JobView, Placement, Prior, Reason
@@ -107,9 +108,14 @@ class JobRecord:
 
     @property
     def kind(self) -> str:
-        """The kind in its spec, else its command; '' if it has neither. Jobs of one kind are expected to be alike."""
+        """The kind in its spec, else `default_kind` of its command, or ''. Jobs of one kind should be alike."""
         request = self.spec.request
-        return self.spec.kind or ("" if request is None else " ".join(request.run))
+        return self.spec.kind or ("" if request is None else default_kind(request.run))
+
+    @property
+    def work(self) -> str:
+        """What jobs with the same work to do have in common: the whole command, '' if it has none."""
+        return "" if self.spec.request is None else " ".join(self.spec.request.run)
 
     @property
     def num_restarts(self) -> int:
