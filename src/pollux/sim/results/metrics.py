@@ -16,6 +16,7 @@ from pollux.sim.applications.application import Application
 from pollux.sim.results.bound import completion_bound
 from pollux.sim.results.fairness import IsolatedTimes, finish_time_fairness
 from pollux.sim.simulation.compare import PolicyChoice
+from pollux.sim.simulation.disturbances import Disturbances
 from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings
 from pollux.sim.workloads.classes import CLASSES, application_class
 from pollux.sim.workloads.workload import Workload
@@ -180,6 +181,10 @@ def describe_world(config: Mapping[str, Any]) -> list[str]:
     ]
     if config["interference"]:
         cluster.append(f"distributed jobs that share a node lose {config['interference']:.0%} of their speed")
+    if config.get("disturbances"):
+        usual = asdict(Disturbances())
+        wrong = [f"{name} {value:g}" for name, value in config["disturbances"].items() if value != usual[name]]
+        cluster.append(f"disturbed by {', '.join(wrong) or 'nothing'}")
     fixed = [
         f"{name} ({held['num_gpus']} GPU{'s' * (held['num_gpus'] > 1)}, batch {held['batch_size']})"
         for name, application in config["applications"].items()

@@ -27,7 +27,7 @@ class Termed(FakeApplication):
     terms: Terms | None = None
 
 
-def stream(gang_gpus: int, shorts: int) -> tuple[Workload, dict[str, FakeApplication]]:
+def stream(gang_gpus: int, shorts: int) -> tuple[Workload, dict[str, Termed]]:
     """A job of five minutes on that many GPUs, among jobs of a minute on one GPU that ask for a little more than 8."""
     wide = Terms(JobLimits(gang_gpus, gang_gpus))
     applications = {
