@@ -78,6 +78,20 @@ def _rotations(counts: tuple[int, ...]) -> set[tuple[int, ...]]:
     return {counts[i:] + counts[:i] for i in range(len(counts))}
 
 
+def _split(box: _Box) -> list[_Box]:
+    """Two parts of a box that cover it, by the longer side; none of a point."""
+    low, high, fewest, most = box
+    if low == high and fewest == most:
+        return []
+    if most * low > high * fewest or low == high:
+        middle = math.isqrt(fewest * most)
+        return [(low, high, fewest, middle), (low, high, middle + 1, most)]
+    if high - low == 1:
+        return [(low, low, fewest, most), (high, high, fewest, most)]
+    middle = min(max(math.isqrt(low * high), low + 1), high - 1)
+    return [(low, middle, fewest, most), (middle, high, fewest, most)]
+
+
 class _Search:
     """The best rates so far, by epoch."""
 
@@ -128,15 +142,7 @@ class _Search:
             if not self._is_better(bound, num_gpus, 1.0 + TOLERANCE):
                 return []
             self._point(counts, low, fewest)
-        if low == high and fewest == most:
-            return []
-        if most * low > high * fewest or low == high:
-            middle = math.isqrt(fewest * most)
-            return [(low, high, fewest, middle), (low, high, middle + 1, most)]
-        if high - low == 1:
-            return [(low, low, fewest, most), (high, high, fewest, most)]
-        middle = min(max(math.isqrt(low * high), low + 1), high - 1)
-        return [(low, middle, fewest, most), (middle, high, fewest, most)]
+        return _split(box)
 
     def _times(self, counts: tuple[int, ...], local_batch: int) -> tuple[float, float] | None:
         """A step, and the part of it without synchronisation; None where that cannot run."""

@@ -205,6 +205,10 @@ class _Run:
         while self.next_failure is not None and self.next_failure[0] <= now:
             self._lose_node(f"node-{self.next_failure[1]}", now, saved=False)
             self.next_failure = next(self.failures, None)
+        self._take_spot_nodes(now)
+
+    def _take_spot_nodes(self, now: float) -> None:
+        """Close nodes whose notice has come, and remove those whose notice is over."""
         while self.next_notice is not None and self.next_notice[0] <= now:
             assert self.disturbances is not None
             node = self.controller.cluster.by_id.get(f"node-{self.next_notice[1]}")
