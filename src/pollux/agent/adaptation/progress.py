@@ -54,7 +54,10 @@ class TrainingProgress:
         return self.epoch + (self.in_epoch / self.epoch_size if self.epoch_size else 0.0)
 
     def scheduled_steps(self, initial_batch: int) -> int:
-        """How often a schedule by step should have advanced: per epoch, its number of steps at the initial batch."""
+        """How many steps a per-step schedule should have taken by now.
+
+        An epoch counts as the steps that it has at the initial batch.
+        """
         if not self.epoch_size:
             return math.floor(self.progress / initial_batch + _SLACK)
         return math.floor(self.epochs * math.ceil(self.epoch_size / initial_batch) + _SLACK)

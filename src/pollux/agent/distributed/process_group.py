@@ -128,7 +128,7 @@ class ReplicaGroup:
 
     With `meeting`, the store where groups meet, replicas may change while they run. There are two groups: the default
     one (NCCL on GPUs, else gloo) carries gradients; `control` (always gloo) carries small numbers without the GPU.
-    `is_broken`: collectives on the GPU were aborted, so that gradients are no averages.
+    `is_broken`: collectives on the GPU were aborted, so gradients are not averaged over the replicas.
     """
 
     def __init__(

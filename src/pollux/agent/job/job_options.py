@@ -34,7 +34,7 @@ _LOADING = ("shuffle", "seed", "sampler", "collate_fn", "num_workers", "pin_memo
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """The options of a job, named as in `pollux.init`, and these:
+    """The options of a job. Most have the names of `pollux.init`; the others are:
 
     `batches` are the batches that are allowed, `loading` says how data is read, `step` what a step does beside the
     optimiser; `rule` is the learning-rate rule, `stateful` has the objects to save beside model and optimiser,

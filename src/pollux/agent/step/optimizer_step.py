@@ -308,7 +308,7 @@ class StepRunner:
         free_memory()
 
     def rebuild(self) -> None:
-        """Wrap the model anew, after the old wrapper was interrupted."""
+        """Wrap the model again after the old wrapper was interrupted."""
         self._num_finished = 0
         before, self.model = self.model, self._wrap()
         if isinstance(before, WrappedModel):
