@@ -47,6 +47,7 @@ grace: 90s
 on_resize: live
 checkpoint: {dir: ./ckpt, every: 10min, keep: 2}
 group: search
+kind: resnet
 deadline: 1900000000
 """
 
@@ -95,6 +96,7 @@ def test_every_key(tmp_path):
         on_resize="live",
         checkpoint=CheckpointRequest(f"{folder}/ckpt", 600.0, 2),
         group="search",
+        kind="resnet",
         deadline=1.9e9,
     )
     assert [line.partition(":")[0] for line in EVERY_KEY.splitlines()] == list(JOB_KEYS)
