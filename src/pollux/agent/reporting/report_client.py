@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pollux.core.errors import InvalidInput
+from pollux.core.errors import InvalidInput, Unreachable
 from pollux.wire.report import Report
+from pollux.wire.socket_owners import check_server
 
 __all__ = ["Address", "Reporter", "post_report"]
 
@@ -41,6 +42,7 @@ class Address:
     """Where one job's reports go: the service's URL, the job's id there, and the access token.
 
     `ca`, or the file `ca_file`: a certificate to trust besides the system's, as PEM text; empty and None for none.
+    `server_user`: the user of this machine who may serve that URL besides the job's own and root.
     """
 
     url: str
@@ -48,6 +50,7 @@ class Address:
     token: str
     ca_file: Path | None = None
     ca: str = ""
+    server_user: int | None = None
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -66,6 +69,9 @@ def post_report(address: Address, body: str) -> Mapping[str, Any]:
     else:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
     try:
+        connection.connect()
+        if parts.scheme == "http":
+            check_server(connection.sock, lambda: () if address.server_user is None else (address.server_user,))
         headers = {"Authorization": f"Bearer {address.token}", "Content-Type": "application/json"}
         connection.request("POST", f"/v1/jobs/{urllib.parse.quote(address.job_id, safe='')}/reports", body, headers)
         response = connection.getresponse()
@@ -73,6 +79,8 @@ def post_report(address: Address, body: str) -> Mapping[str, Any]:
         if response.status >= 300:
             raise ConnectionError(f"the scheduler answered {response.status}: {text[:200].decode('utf-8', 'replace')}")
         reply = json.loads(text)
+    except Unreachable as error:
+        raise ConnectionError(str(error)) from None
     except (http.client.HTTPException, ValueError) as error:
         raise ConnectionError(f"the scheduler's answer is not HTTP with JSON ({error})") from error
     finally:

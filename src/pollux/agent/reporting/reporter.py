@@ -144,7 +144,14 @@ def reporter_for(environment: Environment) -> Reporter | None:
     if not environment.url or environment.replica != 0:
         return None
     return Reporter.to(
-        Address(environment.url, environment.job, environment.job_token, environment.ca_file, environment.ca)
+        Address(
+            environment.url,
+            environment.job,
+            environment.job_token,
+            environment.ca_file,
+            environment.ca,
+            environment.server_user,
+        )
     )
 
 

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from pollux.backends.process.socket_owner import owner_of
+from pollux.wire.socket_owners import owner_of
 
 __all__ = ["RefusalLog", "Refusals"]
 
