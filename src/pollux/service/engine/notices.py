@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from pollux.core.notice import needed_seconds
+from pollux.service.views.stored_rows import sound_report
 from pollux.store.protocol import TelemetryRow
 
 __all__ = ["measured_seconds", "note_on_notice"]
@@ -14,7 +15,11 @@ __all__ = ["measured_seconds", "note_on_notice"]
 def measured_seconds(name: str, reports: Mapping[str, TelemetryRow]) -> float | None:
     """The seconds of the last checkpoint among the `reports` of jobs of this name; None if there is none."""
     named = re.compile(rf"{re.escape(name)}(-\d+)?")
-    rows = [row for job_id, row in reports.items() if named.fullmatch(job_id) and row.values.get("checkpoint_seconds")]
+    rows = [
+        row
+        for job_id, row in reports.items()
+        if named.fullmatch(job_id) and row.values.get("checkpoint_seconds") and not sound_report(row)
+    ]
     newest = max(rows, key=lambda row: row.at, default=None)
     return None if newest is None else float(newest.values["checkpoint_seconds"])
 

@@ -111,7 +111,7 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
         local_batch=report.local_batch or None,
         resize_kind="" if pause_seconds is None else report.resize_kind,
         live=report.live,
-        loss=report.loss if report.loss is not None and abs(report.loss) <= LARGEST_NUMBER else None,
+        loss=_harmless(report.loss),
     )
 
 
@@ -125,8 +125,15 @@ def _restart_pause(record: JobRecord, report: Report, at: float) -> float | None
 
 
 def row_of(job_id: str, at: float, report: Report) -> TelemetryRow:
-    """The report as a measurement; a loss or metric that diverged beyond all bounds is left out."""
-    loss = None if report.loss is None or not abs(report.loss) <= LARGEST_NUMBER else report.loss
-    metrics = {name: value for name, value in report.metrics.items() if abs(value) <= LARGEST_NUMBER}
-    values: Mapping[str, Any] = codec.encode(replace(report, loss=loss, metrics=metrics))
+    """The report as a measurement; a loss or metric that diverged is left out, one too small to divide by is 0."""
+    metrics = {name: _harmless(value) for name, value in report.metrics.items()}
+    harmless = {name: value for name, value in metrics.items() if value is not None}
+    values: Mapping[str, Any] = codec.encode(replace(report, loss=_harmless(report.loss), metrics=harmless))
     return TelemetryRow(job_id, at, "report", values)
+
+
+def _harmless(value: float | None) -> float | None:
+    """A loss or metric within the limits of other numbers; None where it is too large."""
+    if value is None or not abs(value) <= LARGEST_NUMBER:
+        return None
+    return value if abs(value) >= SMALLEST_NUMBER else 0.0

@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pollux.controller import HOLDING, JobState
@@ -163,7 +164,7 @@ def _queues(numbers: _Numbers, active: Sequence[JobEntry]) -> frozenset[str]:
 def _jobs(numbers: _Numbers, holding: Sequence[JobEntry], named: Collection[str]) -> None:
     ranked = sorted(holding, key=lambda entry: (-entry.record.placement.num_gpus, entry.record.spec.id))
     for entry in ranked[:MOST_JOBS]:
-        _job(numbers, entry, named)
+        entry.work_out("metrics", partial(_job, numbers, entry, named))
     rest = ranked[MOST_JOBS:]
     if rest:
         numbers.add("job_gpus", sum(entry.record.placement.num_gpus for entry in rest), job_id=OTHER, queue=OTHER)

@@ -94,8 +94,8 @@ async def _set_queue(call: Call) -> Response:
 
 
 def _check_share(weight: object, quota: object) -> None:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1e6:
-        raise InvalidInput(f"weight is {str(weight)[:80]}; give a number above 0, at most 1000000")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 1e-6 <= weight <= 1e6:
+        raise InvalidInput(f"weight is {str(weight)[:80]}; give a number from 0.000001 to 1000000")
     if quota is not None and (isinstance(quota, bool) or not isinstance(quota, int) or not 0 <= quota <= 10**9):
         raise InvalidInput(f"gpu_quota is {str(quota)[:80]}; give a whole number from 0, or null for no quota")
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from starlette.responses import Response
 
@@ -201,10 +202,23 @@ async def _series(call: Call) -> Response:
     query = call.query
     # Thousands of rows take a while to write as well.
     return await asyncio.to_thread(
-        lambda: json_response(
-            {"rows": series_of(call.engine, call.job_id, query["kind"], query["since"], query["limit"])}
-        )
+        lambda: _rows_answer(series_of(call.engine, call.job_id, query["kind"], query["since"], query["limit"]))
     )
+
+
+def _rows_answer(rows: list[dict[str, Any]]) -> Response:
+    """The rows, without those that a store may hold and JSON may not."""
+    try:
+        return json_response({"rows": rows})
+    except InvalidInput:
+        return json_response({"rows": [row for row in rows if _can_be_sent(row)]})
+
+
+def _can_be_sent(row: dict[str, Any]) -> bool:
+    try:
+        return bool(encode(row))
+    except InvalidInput:
+        return False
 
 
 async def _report(call: Call) -> Response:
