@@ -44,6 +44,7 @@ from pollux.service.settings.clock import Clock, SystemClock
 from pollux.service.views.fairness import Fairness
 from pollux.service.views.job_events import JobEvent
 from pollux.service.views.projector import Projector, nodes_of, queues_of
+from pollux.service.views.refusals import ApiRefusals
 from pollux.store.protocol import Store, Telemetry, TelemetryRow
 from pollux.wire.job import JobRequest
 from pollux.wire.report import Report, ReportReply
@@ -76,6 +77,7 @@ class Engine:
         self.telemetry = telemetry
         self.settings = settings
         self.tokens = tokens or Tokens.random()
+        self.refusals = ApiRefusals()
         self.admission = Admission(backend, telemetry, settings)
         self._clock = clock or SystemClock()
         self._job_ids = JobIds(store, settings)

@@ -65,7 +65,7 @@ _COUNTERS = {
     "pollux_reallocations_total": "Changes of what a running job held.",
     "pollux_reallocation_gpu_seconds_total": "GPU-seconds that jobs stood still for such changes.",
     "pollux_false_alarms_total": "Nodes or replicas given up of which a sign of life came later.",
-    "pollux_refused_connections_total": "Connections of strangers that processes of jobs refused.",
+    "pollux_refused_connections_total": "Connections and requests that the API and processes of jobs refused.",
     "pollux_cpu_seconds_total": "CPU time of the service.",
 }
 
@@ -112,7 +112,7 @@ def _service(numbers: _Numbers, engine: Engine) -> None:
     numbers.add("eta_covered_ratio", engine.views.etas.overall()["covered"])
     numbers.add("cpu_seconds_total", time.process_time())
     numbers.add("resident_memory_bytes", _memory())
-    numbers.add("refused_connections_total", engine.backend.refusals)
+    numbers.add("refused_connections_total", (engine.backend.refusals or 0) + engine.refusals.count)
 
 
 def _memory() -> float:

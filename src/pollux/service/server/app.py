@@ -73,7 +73,7 @@ def create_app(
     add_pages(app, WebFiles())
     app.add_exception_handler(HTTPException, _no_such_route)
     app.add_exception_handler(PolluxError, _refused)
-    return Guard(app, tokens, allowed_hosts, sessions, replays.close)
+    return Guard(app, tokens, allowed_hosts, sessions, replays.close, engine.refusals)
 
 
 def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:

@@ -68,7 +68,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[Service], None] | None 
     port = earlier_port(settings)
     listener = listen_again(settings.host, port) if port and not settings.port else None
     listener = listener or listen(settings.host, settings.port)
-    with contextlib.closing(listener):
+    with contextlib.closing(listener), bounded_log():
         settings = _addressed(settings, listener)
         engine = build_engine(settings)
         settings = engine.settings
@@ -355,8 +355,7 @@ def _answer(
     limits = ConnectionLimits.for_open_files(raise_open_files())
     server = HttpServer(app, settings, limits, started, signalled)
     try:
-        with bounded_log():
-            server.run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         app.close()
         retract(place)
