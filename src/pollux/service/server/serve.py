@@ -208,7 +208,8 @@ def earlier_port(settings: ServiceSettings) -> int | None:
         ) from error
     with contextlib.closing(store):
         host, _, port = (store.setting(_PLACE) or "").rpartition(" ")
-        return int(port) if host == settings.host and port.isdigit() else None
+        is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+        return int(port) if host == settings.host and is_port else None
 
 
 def _announced(place: Path) -> tuple[str, int] | None:

@@ -14,6 +14,7 @@ from pollux.controller import JobRecord, JobState
 from pollux.controller.explanations.explain import explain_lack
 from pollux.controller.explanations.forecast import lack_of
 from pollux.core.errors import InvalidInput, choices
+from pollux.service.http.foreign_reads import place_of
 from pollux.service.http.operations import (
     Call,
     Operation,
@@ -45,7 +46,7 @@ _USUAL_QUEUE = "default"
 async def _request(call: Call) -> JobRequest:
     request = parse_job(call.body, None, "job")
     check = call.engine.admission.check
-    await foreign(call).folders.run(f"workdir {request.workdir}", request.workdir, lambda: check(request))
+    await foreign(call).folders.run(f"workdir {request.workdir}", place_of(request.workdir), lambda: check(request))
     return request
 
 
