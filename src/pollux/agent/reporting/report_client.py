@@ -31,10 +31,15 @@ _LEAST_SHARE = 0.25
 _EVERY_SECONDS = 30.0
 _MOST_EVERY_SECONDS = 600.0
 _BACKOFF_SECONDS = (1.0, 60.0)
+_PUT_OFF_SECONDS = 5.0
 _NEWS = 0.05
 _LARGEST_REPLY = 65_536
 
 Post = Callable[[str], Mapping[str, Any]]
+
+
+class _TooSoon(ConnectionError):
+    """The service has had enough reports of this job for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,8 @@ def post_report(address: Address, body: str) -> Mapping[str, Any]:
         connection.request("POST", f"/v1/jobs/{urllib.parse.quote(address.job_id, safe='')}/reports", body, headers)
         response = connection.getresponse()
         text = response.read(_LARGEST_REPLY)
+        if response.status == 429:
+            raise _TooSoon
         if response.status >= 300:
             raise ConnectionError(f"the scheduler answered {response.status}: {text[:200].decode('utf-8', 'replace')}")
         reply = json.loads(text)
@@ -186,6 +193,9 @@ class Reporter:
             reply = self._post(json.dumps(asdict(report), allow_nan=False))
             failure = ""
         except (OSError, ValueError) as error:
+            if isinstance(error, _TooSoon):
+                self._put_off(report)
+                return
             reply, failure = {}, str(error) or type(error).__name__
         with self._condition:
             now = self._clock()
@@ -206,6 +216,13 @@ class Reporter:
                 self._every = min(max(float(every), _LEAST_GAP_SECONDS), _MOST_EVERY_SECONDS)
             self._sent_at = now
             self._next_at = self._due_at(report, self._newest or report)
+
+    def _put_off(self, report: Report) -> None:
+        """Send this report, or a newer one, at the usual time."""
+        with self._condition:
+            self._failures, self._sent_at = 0, self._clock()
+            self._next_at = self._sent_at + min(_PUT_OFF_SECONDS, self._every)
+            self._newest = self._newest or report
 
 
 def _is_urgent(before: Report, after: Report) -> bool:

@@ -12,7 +12,15 @@ from pollux.controller.state.costs import LIVE_KINDS, RESTART
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec
-from pollux.wire.report import LARGEST_NUMBER, MOST_ERROR_CHARACTERS, REPORT_VERSION, SMALLEST_NUMBER, Report
+from pollux.wire.report import (
+    LARGEST_NUMBER,
+    MOST_ERROR_CHARACTERS,
+    MOST_METRIC_LETTERS,
+    MOST_METRICS,
+    REPORT_VERSION,
+    SMALLEST_NUMBER,
+    Report,
+)  # fmt: skip
 
 __all__ = ["check_report", "event_of_report", "row_of"]
 
@@ -63,6 +71,10 @@ def _faults_of(report: Report) -> Iterator[str]:
     yield from _out_of_range(numbers)
     if len(report.checkpoint_error) > MOST_ERROR_CHARACTERS:
         yield f"a checkpoint_error of {len(report.checkpoint_error)} characters; give at most {MOST_ERROR_CHARACTERS}"
+    if len(report.metrics) > MOST_METRICS:
+        yield f"{len(report.metrics)} metrics; give at most {MOST_METRICS}"
+    if (longest := max(map(len, report.metrics), default=0)) > MOST_METRIC_LETTERS:
+        yield f"a metric whose name has {longest} letters; give at most {MOST_METRIC_LETTERS}"
     kinds = (RESTART, *LIVE_KINDS)
     if report.resize_kind not in ("", *kinds):
         yield f"resize_kind '{report.resize_kind[:80]}'; give one of {', '.join(kinds)}"

@@ -257,6 +257,21 @@ def test_a_report_is_posted_with_the_jobs_token(service):
     assert service.seen == [("/v1/jobs/my%20job%2F1/reports", "Bearer secret", {"step": 3})]
 
 
+def test_a_report_that_comes_too_soon_is_sent_later_and_is_no_failure(service, caplog):
+    service.answer = (429, b"{}")
+    now = [0.0]
+    reporter = Reporter.to(Address(f"http://127.0.0.1:{service.server_port}", "job", "secret"))
+    reporter._clock = lambda: now[0]
+    reporter._send(REPORT)
+    assert reporter._failures == 0
+    assert reporter._newest is REPORT
+    assert reporter._next_at == 5.0
+    assert not caplog.records
+    service.answer = (200, b"{}")
+    reporter._send(REPORT)
+    assert len(service.seen) == 2
+
+
 def test_no_token_goes_to_another_users_server(service, monkeypatch):
     monkeypatch.setattr(socket_owners, "_ROOT", -1)
     monkeypatch.setattr(socket_owners.os, "geteuid", lambda: 4321)
