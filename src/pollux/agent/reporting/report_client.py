@@ -65,17 +65,10 @@ class Address:
 
 def post_report(address: Address, body: str) -> Mapping[str, Any]:
     """Send one report and return the answer; `OSError` where the service does not answer or refuses."""
-    parts = urllib.parse.urlsplit(address.url)
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS, context=_trusting(address)
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
+    connection = _connection_to(address)
     try:
         connection.connect()
-        if parts.scheme == "http":
+        if not isinstance(connection, http.client.HTTPSConnection):
             check_server(connection.sock, lambda: () if address.server_user is None else (address.server_user,))
         headers = {"Authorization": f"Bearer {address.token}", "Content-Type": "application/json"}
         connection.request("POST", f"/v1/jobs/{urllib.parse.quote(address.job_id, safe='')}/reports", body, headers)
@@ -93,6 +86,14 @@ def post_report(address: Address, body: str) -> Mapping[str, Any]:
     finally:
         connection.close()
     return reply if isinstance(reply, dict) else {}
+
+
+def _connection_to(address: Address) -> http.client.HTTPConnection:
+    parts = urllib.parse.urlsplit(address.url)
+    host = parts.hostname or ""
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(host, parts.port, timeout=_TIMEOUT_SECONDS)
+    return http.client.HTTPSConnection(host, parts.port, timeout=_TIMEOUT_SECONDS, context=_trusting(address))
 
 
 def _trusting(address: Address) -> ssl.SSLContext:
@@ -191,23 +192,14 @@ class Reporter:
     def _send(self, report: Report) -> None:
         try:
             reply = self._post(json.dumps(asdict(report), allow_nan=False))
-            failure = ""
+        except _TooSoon:
+            self._put_off(report)
+            return
         except (OSError, ValueError) as error:
-            if isinstance(error, _TooSoon):
-                self._put_off(report)
-                return
-            reply, failure = {}, str(error) or type(error).__name__
+            self._note_failure(report, str(error) or type(error).__name__)
+            return
         with self._condition:
             now = self._clock()
-            if failure:
-                self._failures += 1
-                low, high = _BACKOFF_SECONDS
-                self._next_at = now + min(low * 2.0 ** min(self._failures - 1, 10), high)
-                if self._newest is None:
-                    self._newest = report
-                if self._failures == 1:
-                    _log.warning("a report did not reach the scheduler (%s); training goes on", failure)
-                return
             if self._failures:
                 _log.info("the scheduler answers again after %d failed reports", self._failures)
             self._failures, self._sent = 0, report
@@ -216,6 +208,16 @@ class Reporter:
                 self._every = min(max(float(every), _LEAST_GAP_SECONDS), _MOST_EVERY_SECONDS)
             self._sent_at = now
             self._next_at = self._due_at(report, self._newest or report)
+
+    def _note_failure(self, report: Report, failure: str) -> None:
+        """Send this report, or a newer one, after a while, which doubles with each failure."""
+        with self._condition:
+            self._failures += 1
+            low, high = _BACKOFF_SECONDS
+            self._next_at = self._clock() + min(low * 2.0 ** min(self._failures - 1, 10), high)
+            self._newest = self._newest or report
+            if self._failures == 1:
+                _log.warning("a report did not reach the scheduler (%s); training goes on", failure)
 
     def _put_off(self, report: Report) -> None:
         """Send this report, or a newer one, at the usual time."""

@@ -15,7 +15,7 @@ from pollux.store.protocol import Telemetry, TelemetryRow
 from pollux.wire import codec
 from pollux.wire.report import Report
 
-__all__ = ["newest_reports", "sound_intervals", "sound_report"]
+__all__ = ["newest_reports", "sound_intervals"]
 
 _log = logging.getLogger("pollux.service")
 
@@ -46,7 +46,7 @@ class _Intervals:
     score: _Score | None = None
 
 
-def sound_report(row: TelemetryRow) -> str:
+def _fault_of(row: TelemetryRow) -> str:
     """Why a stored report cannot be used; empty if it can."""
     try:
         codec.decode(Report, row.values, "the report")
@@ -58,7 +58,7 @@ def sound_report(row: TelemetryRow) -> str:
 def newest_reports(telemetry: Telemetry) -> tuple[dict[str, TelemetryRow], dict[str, str]]:
     """The newest report of each job, and by job what is wrong with those that cannot be used."""
     reports = telemetry.latest("report")
-    faults = {job_id: fault for job_id, row in reports.items() if (fault := sound_report(row))}
+    faults = {job_id: fault for job_id, row in reports.items() if (fault := _fault_of(row))}
     for job_id, fault in faults.items():
         _log.warning("job '%s': %s", job_id, fault)
     return {job_id: row for job_id, row in reports.items() if job_id not in faults}, faults
