@@ -204,7 +204,7 @@ def cluster_operations(stop: Callable[[AtStop], None]) -> tuple[Operation, ...]:
             _set_queue, ref("QueueStatus"),
             takes={
                 **only({}, {
-                    "weight": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6},
+                    "weight": {"type": "number", "minimum": 1e-6, "maximum": 1e6},
                     "gpu_quota": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 10**9}, {"type": "null"}]},
                 }),
                 "minProperties": 1,
