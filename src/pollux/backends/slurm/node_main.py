@@ -147,7 +147,10 @@ class _Node:
             self._path("leaving").write_text(signal.Signals(number).name)
 
     def start(self, facts: Mapping[str, Any], where: Where, warm: bool) -> subprocess.Popen[bytes]:
-        """Start the host, `warm` with everything imported; it ends with this process, which holds its input open."""
+        """Start the node daemon, with everything imported if `warm`.
+
+        It ends with this process, which holds its input open.
+        """
         announce = self._path("json")
         words = daemon_words(self.claim_name(), facts["places"], where.listen, announce, facts["gpus"], warm)
         words += ["--patient", "--secret-file", str(self._folder / "secret")]
