@@ -12,11 +12,12 @@ SEED ?=
 unexport PYTHONDONTWRITEBYTECODE
 # Texts are UTF-8 in every language, modules those of .venv, and packages go there whatever pip is told elsewhere.
 export PYTHONUTF8 := 1
-unexport PYTHONHOME PYTHONPATH PIP_PREFIX PIP_ROOT PIP_TARGET PIP_USER
+unexport PYTHONHOME PYTHONOPTIMIZE PYTHONPATH PIP_PREFIX PIP_ROOT PIP_TARGET PIP_USER
 
 # Compiled by all cores, where pip would use one for a minute. What no Python can compile (templates) is no error.
 define install
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	cp tools/pip.conf .venv
 	$(BIN)/python -m pip install --no-user --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(1)]'
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib src || :
 endef

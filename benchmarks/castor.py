@@ -63,6 +63,7 @@ NOISE = Disturbances(step_time=0.2, noise_scale=0.5, remaining_sigma=0.7, silent
 # Generated workloads that nothing was chosen by.
 SEEDS = (11, 12, 13)
 LIES = Disturbances(lying=0.02)
+CREEPING = replace(LIES, lie_rise=0.5)
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def plan(quick: bool, seed: int) -> list[Run]:
             runs.append(Run("load1", name, options=NO_BANK, label="castor without bank", resize=resize, seed=seed))
             runs.append(Run("load1", name, resize=resize, seed=seed))
     if quick:
-        return runs
+        return runs + troubled(names[0], seed)
     rounds: dict[str, Any] = {"resize": 30.0, "trigger": "rounds", "label": "published", "seed": seed}
     runs += [Run("load1", name, "pollux", **rounds) for name in names] + [Run("load2", LOAD2, "pollux", **rounds)]
     runs += [Run("load2", LOAD2, "pollux", seed=seed), Run("load2", LOAD2, seed=seed)]
@@ -158,7 +159,17 @@ def plan(quick: bool, seed: int) -> list[Run]:
     for name in PUBLISHED:
         runs += [Run("noise", name, policy, disturbances=NOISE, seed=seed) for policy in ("castor", "pollux")]
         runs += [Run("lies", name, disturbances=LIES, label="lying", seed=seed), Run("lies", name, seed=seed)]
+        runs += [Run("lies", name, disturbances=CREEPING, label="creeping", seed=seed)]
+        runs += troubled(name, seed)
     return runs
+
+
+def troubled(name: str, seed: int) -> list[Run]:
+    """What an ingredient against troubles is worth where there are some."""
+    return [
+        Run("troubled", name, options={"doubt": False}, label="no doubt, lies", disturbances=LIES, seed=seed),
+        Run("troubled", name, options={"steady": False}, label="not steady, noise", disturbances=NOISE, seed=seed),
+    ]
 
 
 SIZES = ((16, 4, 40), (32, 8, 160), (128, 8, 640), (512, 8, 2500), (2048, 8, 5000))
@@ -219,7 +230,7 @@ def reference(folder: Path | None, rows: list[dict[str, Any]]) -> dict[str, floa
     """What completion times are compared with: the published averages, else `pollux` in published rounds or as run."""
     found: dict[str, float] = {}
     for row in sorted(rows, key=lambda row: (row["label"] != "published", row["resize_seconds"])):
-        if row["policy"] == "pollux" and row["group"] != "noise":
+        if row["policy"] == "pollux" and row["group"] not in ("noise", "troubled"):
             found.setdefault(row["workload"], row["avg_jct_hours"])
     if folder is not None:
         for row in json.loads((folder / "published.json").read_text(encoding="utf-8"))["results"]:
@@ -262,15 +273,15 @@ def lies(rows: list[dict[str, Any]]) -> dict[str, float]:
     from pollux.sim.simulation.disturbances import JobDisturbance
 
     found: list[float] = []
-    lying = {(r["workload"], r["seed"]): r for r in rows if r["group"] == "lies" and r["label"] == "lying"}
-    for row in rows:
-        other = lying.get((row["workload"], row["seed"]))
-        if row["group"] == "lies" and row["label"] != "lying" and other is not None:
-            for name, seconds in row.pop("jobs").items():
-                if JobDisturbance(LIES, row["seed"], name).lies:
-                    found.append(other["jobs"][name] / seconds)
-    for row in lying.values():
-        row.pop("jobs", None)
+    mine = [row for row in rows if row["group"] == "lies"]
+    honest = {(row["workload"], row["seed"]): row["jobs"] for row in mine if row["label"] not in ("lying", "creeping")}
+    for row in mine:
+        known = honest.get((row["workload"], row["seed"]), {})
+        if row["label"] in ("lying", "creeping"):
+            liars = [name for name in known if JobDisturbance(LIES, row["seed"], name).lies]
+            found += [row["jobs"][name] / known[name] for name in liars]
+    for row in mine:
+        del row["jobs"]
     return {"least": round(min(found), 4), "mean": round(fmean(found), 4), "jobs": len(found)} if found else {}
 
 
@@ -339,7 +350,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
-        "--only", default="", help="groups to run, with commas: load1,load2,ablations,large,seeds,noise,lies,speed"
+        "--only",
+        default="",
+        help="groups to run, with commas: load1,load2,ablations,large,seeds,noise,lies,troubled,speed",
     )
     parser.add_argument("--explore", default="", help="JSON list of options of castor to try instead")
     parser.add_argument(

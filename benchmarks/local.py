@@ -90,10 +90,14 @@ def compare(runs: dict[tuple[str, int], dict[str, Any]], ours: str, theirs: str)
 
 
 def known(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """The runs that a file holds, by policy and seed."""
+    """The runs that a file holds, by policy and seed; a last line that was not written whole is left out."""
     if not path.exists():
         return {}
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    *whole, last = path.read_text(encoding="utf-8").split("\n")
+    lines = [json.loads(line) for line in whole if line]
+    if last:
+        print(f"{path}: the last line was not written whole; its run is made again", flush=True)
+        path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
     return {(line["policy"], line["seed"]): line for line in lines}
 
 

@@ -14,6 +14,7 @@ Runs the Make targets (default: demo test) of a clean clone of HEAD in a bare De
   --user root|plain    who runs them; a plain user may install no packages (default: root)
   --torch-wheel PATH   a wheel of torch's CPU build, or a folder with it; without it pip brings the build with CUDA
   --path PATH          where the clone is in the machine (default: /srv/pollux)
+  --mirror URL         the Debian archive to make the machine from; by default the host's own, as apt knows it
   --data FOLDER        the published OSDI'21 data, shown to the tests read-only
   --set NAME=VALUE     a variable for the targets, such as PYTEST_ADDOPTS=--durations=50; may be given again
   --ci                 run with CI=true, where a skipped test is a failure
@@ -67,7 +68,7 @@ TEXT
 # A function, since bash reads a script as it goes: one that is edited meanwhile would end in the middle.
 main() {
     root=$(cd "$(dirname "$0")/.." && pwd)
-    release=bookworm user=root wheel='' clone=/srv/pollux data='' ci='' folder=$root/build/bare keep=''
+    release=bookworm user=root wheel='' clone=/srv/pollux mirror='' data='' ci='' folder=$root/build/bare keep=''
     targets=() more=()
     fail() {
         echo "tools/bare_machine.sh: $*" >&2
@@ -75,13 +76,14 @@ main() {
     }
     while [ $# -gt 0 ]; do
         case $1 in
-        --release | --user | --torch-wheel | --path | --data | --dir | --set) [ $# -ge 2 ] || fail "$1 needs a value" ;;
+        --release | --user | --torch-wheel | --path | --mirror | --data | --dir | --set) [ $# -ge 2 ] || fail "$1 needs a value" ;;
         esac
         case $1 in
         --release) release=$2 && shift 2 ;;
         --user) user=$2 && shift 2 ;;
         --torch-wheel) wheel=$(realpath "$2") && shift 2 ;;
         --path) clone=$2 && shift 2 ;;
+        --mirror) mirror=$2 && shift 2 ;;
         --data) data=$(realpath "$2") && shift 2 ;;
         --dir) folder=$2 && shift 2 ;;
         --set) more+=("$2") && shift 2 ;;
@@ -105,9 +107,23 @@ main() {
     name=$release-$user-$([ -n "$wheel" ] && echo wheel || echo cuda)
     machine=$folder/$name
     base=$folder/$release.tar
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' |
-        grep -v security | sort -u | head -n 1)
-    [ -n "$mirror" ] || fail "apt knows no Debian archive here: apt-get update"
+    # Not every host is a Debian, or has apt.
+    [ -n "$mirror" ] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' \
+        2>/dev/null | grep -v security | sort -u | head -n 1) || :
+    [ -n "$mirror" ] || fail "apt knows no Debian archive here: apt-get update, or name one with --mirror, such as http://deb.debian.org/debian"
+
+    # Proxies, certificates, sign-ins and the like. What runs programs of this host, or removes packages, stays here.
+    carry_apt() { # FOLDER
+        mkdir -p "$1/etc/apt/apt.conf.d" "$1/etc/apt/auth.conf.d"
+        for file in /etc/apt/apt.conf.d/*; do
+            [ -f "$file" ] && grep -qE '^ *(Acquire|APT::Authentication)' "$file" || continue
+            ! grep -qE 'Pre-Invoke|Post-Invoke|Proxy-Auto-Detect|^ *#clear' "$file" || continue
+            cp "$file" "$1/etc/apt/apt.conf.d/"
+        done
+        for file in /etc/apt/auth.conf.d/*; do
+            [ ! -f "$file" ] || cp -p "$file" "$1/etc/apt/auth.conf.d/"
+        done
+    }
 
     # The bare Debian, once for each release.
     if [ ! -f "$base" ]; then
@@ -117,12 +133,13 @@ main() {
         debootstrap --variant=minbase "$release" "$folder/$release.new" "$mirror" >"$folder/$release.debootstrap.log" ||
             fail "debootstrap of $release failed: see $folder/$release.debootstrap.log"
         cp /etc/resolv.conf "$folder/$release.new/etc/resolv.conf"
+        carry_apt "$folder/$release.new"
         chroot "$folder/$release.new" env DEBIAN_FRONTEND=noninteractive sh -c '
             apt-get update -qq && apt-get install -y -qq --no-install-recommends \
                 python3 python3-venv python3-pip python3-dev gcc libc6-dev git nodejs npm make ca-certificates' \
             >>"$folder/$release.debootstrap.log" 2>&1 ||
             fail "its packages could not be installed: see $folder/$release.debootstrap.log"
-        rm -rf "$folder/$release.new/var/cache/apt/archives/"*.deb
+        rm -rf "$folder/$release.new/var/cache/apt/archives/"*.deb "$folder/$release.new/etc/apt/auth.conf.d/"*
         tar -C "$folder/$release.new" --one-file-system -cf "$base.new" .
         mv "$base.new" "$base"
         rm -rf "$folder/$release.new"
@@ -141,6 +158,7 @@ main() {
     git -C "$machine$clone" remote remove origin
     chown -R "$owner" "$machine$clone"
     cp /etc/resolv.conf /etc/hosts "$machine/etc/"
+    carry_apt "$machine"
     [ ! -f /etc/ssl/certs/ca-certificates.crt ] || cp /etc/ssl/certs/ca-certificates.crt "$machine/etc/ssl/certs/"
     shared=()
     carry_pip() { # FILE PLACE: folders of packages on this machine go along; where wheels lie is --torch-wheel's to say

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,11 +27,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TESTS = (
     "tests/unit/cli/test_surroundings.py", "tests/unit/cli/test_looking_around.py",
     "tests/unit/cli/display/test_render.py",
-    "tests/unit/cli/test_jobs.py", "tests/unit/cli/commands/test_top.py", "tests/unit/cli/commands/test_queues.py",
-    "tests/unit/cli/test_main.py", "tests/unit/cli/arguments/test_output.py",
-    "tests/unit/cli/display/test_run_screen.py",
-    "tests/unit/wire/test_jobfile.py", "tests/unit/wire/test_job_file_page.py", "tests/unit/store/test_place.py",
-    "tests/unit/store/test_sqlite.py", "tests/unit/backends/slurm/test_commands.py",
+    "tests/unit/cli/test_jobs.py", "tests/unit/cli/commands/cluster/test_top.py",
+    "tests/unit/cli/commands/cluster/test_queues.py", "tests/unit/cli/commands/jobs/test_submit.py",
+    "tests/unit/cli/client/test_folder_upload.py", "tests/unit/cli/test_main.py",
+    "tests/unit/cli/arguments/test_output.py", "tests/unit/cli/display/test_run_screen.py",
+    "tests/unit/wire/test_jobfile.py", "tests/unit/wire/test_job_file_page.py",
+    "tests/unit/store/test_database_file.py", "tests/unit/store/test_sqlite.py",
+    "tests/unit/backends/shim/test_remote_launcher.py", "tests/unit/backends/slurm/test_commands.py",
     "tests/unit/service/server/test_serve.py",
 )  # fmt: skip
 MOST_SECONDS = 900.0
@@ -41,7 +44,10 @@ _ODD_FOLDER = "a folder für 'Tests'"
 
 @dataclass(frozen=True)
 class Environment:
-    """What differs from here. A variable that is None is not set; `user` is root or plain, where it can be had."""
+    """What differs from here. A variable that is None is not set; `user` is root or plain, where it can be had.
+
+    `open_files`: the soft limit of open files. `venv`: another path to the environment of packages.
+    """
 
     variables: Mapping[str, str | None] = field(default_factory=dict)
     umask: int | None = None
@@ -49,6 +55,8 @@ class Environment:
     blocked: Sequence[signal.Signals] = ()
     is_input_closed: bool = False
     user: str = ""
+    open_files: int | None = None
+    venv: str = ""
 
 
 _NO_LANGUAGE = dict.fromkeys(("LANG", "LC_ALL", "LC_CTYPE", "LANGUAGE"))
@@ -98,6 +106,8 @@ ENVIRONMENTS: Mapping[str, Environment] = {
     "python": Environment(
         {"PYTHONHASHSEED": "7", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "3"}
     ),
+    "few-open-files": Environment(open_files=256),
+    "odd-interpreter": Environment(venv="{odd}/venv"),
     "odd-temporary": Environment({"TMPDIR": "{odd}"}),
     "odd-clone": Environment({"PYTHONPATH": "{clone}/src"}),
 }  # fmt: skip
@@ -112,6 +122,7 @@ def places() -> Iterator[dict[str, Path]]:
         found["clone"] = found["odd"] / "clone"
         for name in ("bare", "full", "odd"):
             found[name].mkdir(mode=0o755)
+        (found["odd"] / "venv").symlink_to(sys.prefix)
         for program in (*Path("/bin").iterdir(), *Path("/usr/bin").iterdir()):
             if not (found["bare"] / program.name).exists() and program.name not in _PROGRAMS:
                 (found["bare"] / program.name).symlink_to(program)
@@ -150,6 +161,9 @@ def run(environment: Environment, tests: Sequence[str], found: Mapping[str, Path
     def change() -> None:
         if environment.umask is not None:
             os.umask(environment.umask)
+        if environment.open_files is not None:
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (environment.open_files, hard))
         # Whatever this tool itself was started with, as by `nohup`.
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN if number in environment.ignored else signal.SIG_DFL)
@@ -157,7 +171,8 @@ def run(environment: Environment, tests: Sequence[str], found: Mapping[str, Path
         if environment.is_input_closed:
             os.close(0)
 
-    command = [sys.executable, "-m", "pytest", "-n", "2", "-q", "--no-header", "--force-reruns", "0", "--tb", "short"]
+    python = f"{environment.venv.format(**found)}/bin/python" if environment.venv else sys.executable
+    command = [python, "-m", "pytest", "-n", "2", "-q", "--no-header", "--force-reruns", "0", "--tb", "short"]
     command = [*words, *command, "-p", "no:cacheprovider", *tests]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(

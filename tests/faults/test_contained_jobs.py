@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -177,7 +178,7 @@ def test_children_get_the_grace_too(bench, neighbour):
     """
     script = bench.script("saver", saver)
     launch = bench.launch("shell", "")
-    command = ("sh", "-c", f"{sys.executable} {script}; true")
+    command = ("sh", "-c", f"{shlex.join([sys.executable, str(script)])}; true")
     bench.backend.submit(Launch(launch.job_id, 1, launch.placement, command, launch.workdir))
     bench.file("shell.up")
     bench.backend.stop("shell", 1, 30.0)

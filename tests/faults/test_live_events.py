@@ -27,7 +27,7 @@ def one_run(folder, chance, left, tell):
     epochs = min((30 + 4 * left) // 3, MOST_EPOCHS)
 
     def make():
-        return LocalBackend(home, slots=4, hang_seconds=2.5)
+        return LocalBackend(home, slots=4, hang_seconds=10.0)
 
     run = EventRun(make, folder / "job", epochs, env=float64_job.SLOW, home=home)
     try:

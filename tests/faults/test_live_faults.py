@@ -138,7 +138,7 @@ def test_who_took_the_step_sends_to_who_did_not(supervise, tmp_path):
 @pytest.mark.parametrize("batchnorm", [pytest.param(False, marks=LONG), True])
 def test_a_replica_that_hangs_is_ended_and_left_behind(supervise, tmp_path, batchnorm):
     # With BatchNorm the others are held up in their forward pass.
-    supervisor = supervise(3, hang_seconds=8.0, batchnorm=batchnorm)
+    supervisor = supervise(3, hang_seconds=20.0, batchnorm=batchnorm)
     supervisor.kill(1, signal.SIGSTOP)
     supervisor._until(lambda: supervisor.replace_lost() if supervisor.running == 0 else True, "the hang is seen")
     assert supervisor.await_change() == "done", supervisor.outputs()
@@ -150,7 +150,7 @@ def test_a_replica_that_hangs_is_ended_and_left_behind(supervise, tmp_path, batc
 
 
 def test_a_dead_lock_in_the_scripts_own_code_is_seen_though_its_threads_live(supervise, tmp_path):
-    supervisor = supervise(3, hang_seconds=8.0, hangs_at=20)
+    supervisor = supervise(3, hang_seconds=20.0, hangs_at=20)
     hung = supervisor.members[1]
     supervisor._until(lambda: supervisor.replace_lost() if supervisor.running == 0 else True, "the hang is seen")
     assert supervisor.await_change() == "done", supervisor.outputs()

@@ -1,5 +1,6 @@
 """Rows of the table of failures of a live resize that need the real shim and its store; others: `test_live_faults`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,17 +15,19 @@ from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasEnded
 from pollux.testing.jobs import float64_job
 from pollux.testing.jobs.random_changes import EventRun
-from pollux.testing.waiting import wait_until
+from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 EPOCHS = 8
+# Where the limit itself is tested. Elsewhere it is one that no busy machine reaches.
+HASTY_SECONDS = 6.0
+LONGER_SECONDS = 1.5 * HASTY_SECONDS
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
+@contextlib.contextmanager
+def backend_of(home, hang_seconds):
     listeners: list[Any] = []
-    backend = LocalBackend(home, slots=4, hang_seconds=2.5)
+    backend = LocalBackend(home, slots=4, hang_seconds=hang_seconds)
     backend.start(lambda event: [listener(event) for listener in listeners])
     shared = SharedBackend(backend, listeners)
     wait_until("warm backend", lambda: backend.is_warm)
@@ -33,9 +36,32 @@ def local(tmp_path_factory):
     backend.close()
 
 
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    with backend_of(tmp_path_factory.mktemp("home"), 60.0) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory):
+    """Gives up who is silent for seconds."""
+    with backend_of(tmp_path_factory.mktemp("hasty"), HASTY_SECONDS) as shared:
+        yield shared
+
+
 @pytest.fixture
 def job(local, tmp_path, request):
     """Makes a job of so many replicas that trains; ends it with the test."""
+    yield from jobs_on(local, tmp_path, request)
+
+
+@pytest.fixture
+def hasty_job(hasty, tmp_path, request):
+    """As `job`, where the limit of silence is tested."""
+    yield from jobs_on(hasty, tmp_path, request)
+
+
+def jobs_on(local, tmp_path, request):
     made = []
 
     def start(gpus, steps=True, **env):
@@ -76,8 +102,8 @@ def store_host(local, run):
         pytest.param("transfer", 0, STOP, marks=pytest.mark.long),
     ],
 )
-def test_who_fails_on_the_way_is_left_behind(job, phase, rank, sent):
-    run = job(2, POLLUX_FAIL_AT=f"{phase}/{rank}/{sent}")
+def test_who_fails_on_the_way_is_left_behind(request, phase, rank, sent):
+    run = request.getfixturevalue("hasty_job" if sent == STOP else "job")(2, POLLUX_FAIL_AT=f"{phase}/{rank}/{sent}")
     run.resize(3)
     run.await_running()
     assert len(run.losses) == 1, run.story()
@@ -147,12 +173,12 @@ def test_to_one_replica_and_back_while_checkpoints_are_written(job):
     check_exact(run)
 
 
-def test_a_change_while_the_script_is_busy_between_two_passes_waits_for_it(job):
-    run = job(2, POLLUX_HOLD_AT="3")
+def test_a_change_while_the_script_is_busy_between_two_passes_waits_for_it(hasty_job):
+    run = hasty_job(2, POLLUX_HOLD_AT="3")
     run.wait_for("hold", lambda: len([*run.folder.glob("held-*")]) == 2)
     run.resize(3)
     # Longer than a replica may be silent: it computes, and that is seen.
-    calm = time.monotonic() + 3.0
+    calm = time.monotonic() + LONGER_SECONDS
     run.wait_for("moment", lambda: time.monotonic() > calm)
     assert run.state == "moving"
     (run.folder / "go").touch()
@@ -161,13 +187,12 @@ def test_a_change_while_the_script_is_busy_between_two_passes_waits_for_it(job):
     check_exact(run)
 
 
-def test_data_that_does_not_come_for_long_is_no_hang(job):
-    run = job(2)
+def test_data_that_does_not_come_for_long_is_no_hang(hasty_job):
+    run = hasty_job(2)
     (run.folder / "stall").touch()
     run.wait_for("stall", lambda: [*run.folder.glob("stalled-*")])
     before = float64_job.living(run.folder)
-    # Twice as long as a replica may be silent.
-    calm = time.monotonic() + 5.0
+    calm = time.monotonic() + LONGER_SECONDS
     run.wait_for("moment", lambda: time.monotonic() > calm)
     assert float64_job.living(run.folder) == before
     (run.folder / "stall").unlink()
@@ -177,14 +202,14 @@ def test_data_that_does_not_come_for_long_is_no_hang(job):
     check_exact(run)
 
 
-def test_a_pause_of_all_of_a_job_ends_none_of_it(local, job):
-    run = job(2)
-    shim = json.loads((local.home / "run" / run.job_id / "shim.json").read_text())["pid"]
-    everybody = [store_host(local, run), *float64_job.living(run.folder), shim]
+def test_a_pause_of_all_of_a_job_ends_none_of_it(hasty, hasty_job):
+    run = hasty_job(2)
+    shim = json.loads((hasty.home / "run" / run.job_id / "shim.json").read_text())["pid"]
+    everybody = [store_host(hasty, run), *float64_job.living(run.folder), shim]
     for pid in everybody:
         os.kill(pid, STOP)
     try:
-        calm = time.monotonic() + 5.0
+        calm = time.monotonic() + LONGER_SECONDS
         run.wait_for("moment", lambda: time.monotonic() > calm)
     finally:
         # The shim first: it must not take silence for more than it could hear.
@@ -216,13 +241,12 @@ def test_a_request_to_stop_frees_those_that_wait_at_the_door(job):
     run = job(2, POLLUX_FAIL_AT=f"door/2/{STOP}")
     run.resize(3)
     run.wait_for("joiner that hangs", lambda: (run.folder / "failed-2").exists())
-    began = time.monotonic()
-    run.backend.stop(run.job_id, run.generation, 40.0)
+    # So long that who is not freed, but killed in the end, is waited for in vain.
+    run.backend.stop(run.job_id, run.generation, 10 * PATIENCE_SECONDS)
     run.wait_for("end", lambda: run.restarts)
     assert run.restarts == ["stopped: "]
     saved = [int(path.name.split("-")[1]) for path in (run.folder / "checkpoints").glob("step-*")]
     assert saved
-    assert time.monotonic() - began < 39.0, "they were killed, not freed"
     run.await_running()
     check_exact(run, restarts=1)
 
@@ -232,8 +256,8 @@ def saver(run):
     return int((run.folder / "checkpoints" / ".lock").read_text().split()[1])
 
 
-def test_one_that_hangs_while_all_train_is_left_behind(job):
-    run = job(3)
+def test_one_that_hangs_while_all_train_is_left_behind(hasty_job):
+    run = hasty_job(3)
     victim = next(pid for pid in float64_job.living(run.folder) if pid != saver(run))
     os.kill(victim, STOP)
     run.wait_for("loss", lambda: run.losses)

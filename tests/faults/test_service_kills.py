@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
+from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime, wait_until
 
 EVENTS = int(os.environ.get("POLLUX_FAULT_EVENTS", "3"))
 SEED = int(os.environ.get("POLLUX_FAULT_SEED", "20214"))
@@ -58,6 +58,7 @@ say("done")
 SLOW = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: None)
+open(f"{sys.argv[1]}-{os.environ['RANK']}", "w").close()
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 """
@@ -325,6 +326,8 @@ def test_a_kill_while_an_order_waits(tmp_path):
     try:
         holder = clients.job("holder", 0.0, 2) | {"run": [sys.executable, str(slow), str(tmp_path / "leave")]}
         clients.take("holder", {**holder, "grace": "10m"})
+        # One decision about both might have it wait.
+        wait_until("replicas that hold on", lambda: len(list(tmp_path.glob("leave-*"))) == 2)
         clients.take("training", {**train(tmp_path, epochs=500), "gpus": "1..3"})
         wait_for(service, "training", lambda job: job["state"] == "running" and job["reported_at"] is not None)
         first = replica_of("training", home)

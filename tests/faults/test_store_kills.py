@@ -45,7 +45,8 @@ def test_kills_at_random_moments(tmp_path):
     assert [event for event in events if event["problems"]] == []
     assert events[-1]["found"] > 0, "something was written"
     assert any(event["snapshots"] for event in events), "some logs had snapshots"
-    assert sum(event["killed"] for event in events) >= 0.9 * EVENTS, "most writers were killed, not done"
+    others = [event for event in events if event["exit"] != -signal.SIGKILL]
+    assert len(others) <= 0.1 * EVENTS, f"most writers were killed, not done: {others}\n{result.stderr}"
 
 
 def batch_of(first: int) -> list[Event]:
@@ -174,7 +175,7 @@ def event(folder: Path, generator: random.Random) -> dict[str, Any]:
     os.waitpid(looker, 0)
     if began != b"ready\n":
         seen["problems"].append("the writer did not start")
-    return {"calls": calls, "acknowledged": acknowledged, **seen, "killed": status == -signal.SIGKILL}
+    return {"calls": calls, "acknowledged": acknowledged, **seen, "exit": status}
 
 
 if __name__ == "__main__":

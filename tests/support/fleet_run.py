@@ -45,11 +45,11 @@ class FleetNodes:
     def _provider(self, watch: bool) -> ProcessFleet:
         return ProcessFleet(self.folder, self.num_nodes, self._slots, watch)
 
-    def backend(self, home: Path, watch: bool = True, lease_seconds: float = 4.0) -> FleetBackend:
+    def backend(self, home: Path, watch: bool = True, lease_seconds: float = 20.0) -> FleetBackend:
         """A backend with that home, on these daemons; `watch`: whether its engine reports that a node is gone."""
         (home / "run").mkdir(parents=True, exist_ok=True)
         (home / "run" / "fleet.secret").write_text(self.secret)
-        provider, lost_seconds = self._provider(watch), lease_seconds + 1.0
+        provider, lost_seconds = self._provider(watch), lease_seconds + 5.0
         return FleetBackend(home, provider, head="127.0.0.1", lease_seconds=lease_seconds, lost_seconds=lost_seconds)
 
 

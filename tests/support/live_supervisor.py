@@ -99,8 +99,9 @@ class LiveSupervisor:
         self._environment = dict(environment or {})
         self._recovers = recovers
         self._hang_seconds = hang_seconds
-        self._looked_at = 0.0
-        self._began_at = time.time()
+        self._looked_at = time.monotonic()
+        self._beats: dict[tuple[int, int], tuple[object, float]] = {}
+        self._began_at = time.monotonic()
         self.false_alarms = 0
 
     # Keys
@@ -140,7 +141,7 @@ class LiveSupervisor:
         """Start a generation of new replicas; all earlier replicas must have ended."""
         self.generation += 1
         self.running = self.generation
-        self._began_at = time.time()
+        self._began_at = time.monotonic()
         self.members = [self._fork(rank, num_replicas, self.generation, False) for rank in range(num_replicas)]
 
     def plan(self, keep: Sequence[int], num_joiners: int, why: str = RESIZE, before: int | None = None) -> int:
@@ -174,7 +175,7 @@ class LiveSupervisor:
         """Let all replicas go to the planned generation."""
         self.members = list(replicas)
         self.running = self.generation
-        self._began_at = time.time()
+        self._began_at = time.monotonic()
         self._store.set(keys.COMMITTED, str(self.generation))
 
     def withdraw(self, replicas: Sequence[LiveReplica], why: str) -> None:
@@ -237,13 +238,19 @@ class LiveSupervisor:
 
     def _end_hung(self) -> None:
         """Kill replicas without a heartbeat for `hang_seconds`; counts a false alarm for each that was not stopped."""
-        now = time.time()
+        now = time.monotonic()
         if self._hang_seconds is None or now - self._looked_at < 0.2:
             return
+        # What this process could not look at itself was no silence of theirs.
+        self._began_at = min(now, self._began_at + max(0.0, now - self._looked_at - 1.0))
         self._looked_at = now
         for rank, member in enumerate(self.members):
             beat = self.get(keys.beat(self.running, rank))
-            last = max(self._began_at, 0.0 if beat is None else float(beat["at"]))
+            seen, heard = self._beats.get((self.running, rank), (None, 0.0))
+            if beat != seen:
+                heard = now
+                self._beats[self.running, rank] = beat, now
+            last = max(self._began_at, heard)
             if now - last > self._hang_seconds and not member.is_over:
                 self.events.append(f"rank {rank} of generation {self.running} was silent: {beat}")
                 self.false_alarms += member.state != "T"

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pollux.wire.environment import TORCHRUN_VARIABLES
@@ -31,9 +32,13 @@ _TERMINAL = frozenset(
     }
 )  # fmt: skip
 _LANGUAGE = frozenset({"LANGUAGE", "PYTHONCOERCECLOCALE", "PYTHONIOENCODING", "PYTHONUTF8"})
+_OF_PROGRAMS = frozenset(
+    {"MPLBACKEND", "MPLCONFIGDIR", "PYTEST_ADDOPTS", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "XDG_CACHE_HOME"}
+)
 _PROXIES = frozenset({"all_proxy", "ftp_proxy", "http_proxy", "https_proxy", "no_proxy"})
 # The owner of the GPUs decides which of them may be used.
 _TORCHRUN = frozenset(TORCHRUN_VARIABLES) - {"CUDA_VISIBLE_DEVICES"}
+_OPEN_FILES = 4096
 _PREFIXES = (
     "AWS_", "GIT_", "LC_", "POLLUX_", "RAY_", "SALLOC_", "SBATCH_", "SCANCEL_", "SINFO_", "SLURM_", "SQUEUE_", "SRUN_",
     "TORCHELASTIC_",
@@ -45,11 +50,12 @@ def settle() -> None:
     settle_variables(os.environ)
     os.umask(0o022)
     _settle_signals()
+    _settle_open_files()
 
 
 def settle_variables(environ: MutableMapping[str, str]) -> None:
     """Remove variables that a user has set for other purposes; set a common terminal, language and home folder."""
-    dropped = _TERMINAL | _LANGUAGE | _TORCHRUN | {"PYTHONWARNINGS"}
+    dropped = _TERMINAL | _LANGUAGE | _TORCHRUN | _OF_PROGRAMS
     for name in list(environ):
         is_ours = name in _FOR_TESTS
         if not is_ours and (name in dropped or name.lower() in _PROXIES or name.startswith(_PREFIXES)):
@@ -76,6 +82,16 @@ def _settle_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _settle_open_files() -> None:
+    """Allow as many open files as servers under test need; some shells allow 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # Some containers forbid it.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager

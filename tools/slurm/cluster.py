@@ -62,7 +62,7 @@ GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmdTimeout=300
-KillWait=3
+KillWait=30
 OverTimeLimit=0
 MinJobAge=60
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2

@@ -12,6 +12,9 @@ from pollux.core.errors import InvalidInput
 
 __all__ = ["FixedBatchOracle", "GoodputFunction", "JobLimits", "JobView", "Prior", "is_gpu_type"]
 
+_AMOUNTS = (
+    "attained_gpu_seconds", "resize_cost_seconds", "remaining", "utilization", "memory_bytes", "hidden_seconds",
+)  # fmt: skip
 _WORDS = re.compile(r"[^\W_]+")
 
 
@@ -105,6 +108,8 @@ class JobView:
     `requested_gpus` is what its user asked for (rigid policies use it). `largest_gpus` is the most replicas
     it ever ran with. `remaining` is in useful samples (the unit of goodput), `None` when unknown.
     `resize_cost_seconds` is how long it pauses when its placement changes. `weight` is its priority.
+    For `hidden_seconds` since `submitted_at` no policy could run it: it waited for other jobs or after failures, or was
+    paused.
 
     Jobs of one `group`, such as the trials of a search, are one claimant. A job should end by its `deadline`, a time on
     the driver's clock. `loss_history` has the last losses it reported, oldest first, each after the useful samples it
@@ -132,12 +137,13 @@ class JobView:
     memory_bytes: float | None = None
     prior: Prior | None = field(default=None, compare=False)
     crashes: int = 0
+    hidden_seconds: float = 0.0
     oracle: FixedBatchOracle | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight > 0):
             raise InvalidInput(f"job '{self.id}': weight is {self.weight}; give a finite number above 0")
-        for name in ("attained_gpu_seconds", "resize_cost_seconds", "remaining", "utilization", "memory_bytes"):
+        for name in _AMOUNTS:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InvalidInput(f"job '{self.id}': {name} is {value}; give a finite number, 0 or more")

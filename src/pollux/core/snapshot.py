@@ -64,6 +64,7 @@ class Policy(Protocol):
     `needs` names the optional fields of `JobView` (`goodput`, `oracle`, `remaining`, `prior`, `kind`, `group`,
     `deadline`, `loss_history`, `utilization`, `memory_bytes`) without which it cannot work; a driver that cannot fill
     one refuses the policy at set-up. It may read others if they are filled.
+    A simulator has no losses, a service no oracle.
     `batch` says whether jobs adapt their batch under it.
     """
 

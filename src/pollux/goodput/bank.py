@@ -21,6 +21,7 @@ __all__ = ["KindMemory", "ModelBank"]
 _MOST_ROWS = 128
 _MOST_TOTALS = 16
 _MOST_KINDS = 1000
+_MOST_WORKS = 64
 # A time that changed by less than this share is not stored again.
 _SAME = 0.03
 
@@ -30,7 +31,10 @@ _Place = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class KindMemory:
-    """One kind: the newest step time at each place, the noise at a job's start, the work of ended jobs."""
+    """One kind: the newest step time at each place, the noise at a job's start, the work of ended jobs.
+
+    `works` holds that work for each command, `totals` for all of them.
+    """
 
     limits: BatchLimits
     efficiency: Efficiency
@@ -39,6 +43,13 @@ class KindMemory:
     totals: tuple[float, ...] = ()
     learned_at: float = 0.0
     throughputs: Mapping[str, PublishedThroughput] = field(default_factory=dict)
+    works: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def priors(self) -> Mapping[str, Prior | None]:
+        """What to expect of a new job of the kind, for each command that is known, and as '' for any other."""
+        general = self.prior()
+        by_work = {} if general is None else {w: replace(general, total=median(t)) for w, t in self.works.items()}
+        return {"": general, **by_work}
 
     def prior(self) -> Prior | None:
         """What to expect of a new job of the kind; `None` while nothing was measured."""
@@ -66,16 +77,17 @@ class ModelBank:
     """Memories by kind of job; immutable: each change returns a new bank."""
 
     kinds: Mapping[str, KindMemory] = field(default_factory=dict)
-    priors: Mapping[str, Prior | None] = field(default_factory=dict, compare=False)
+    priors: Mapping[str, Mapping[str, Prior | None]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, kinds: Mapping[str, KindMemory]) -> ModelBank:
         """A bank of these memories, for instance stored ones."""
-        return cls(kinds, {kind: memory.prior() for kind, memory in kinds.items()})
+        return cls(kinds, {kind: memory.priors() for kind, memory in kinds.items()})
 
-    def prior(self, kind: str) -> Prior | None:
-        """What is known of a kind before a job of it has run."""
-        return self.priors.get(kind)
+    def prior(self, kind: str, work: str = "") -> Prior | None:
+        """What is known of a kind before a job of it has run; its total is that of the same `work`, if known."""
+        known = self.priors.get(kind, {})
+        return known.get(work, known.get(""))
 
     def measured(
         self, kind: str, model: GoodputModel, place: tuple[str, int, int], local_batch: int, progress: float, at: float
@@ -102,16 +114,20 @@ class ModelBank:
             memory = _with_row(memory, key, row, at)
         return self._with(kind, memory)
 
-    def ended(self, kind: str, total: float) -> ModelBank:
-        """The bank with the useful samples of an ended job."""
+    def ended(self, kind: str, total: float, work: str = "") -> ModelBank:
+        """The bank with the useful samples of an ended job, also for jobs with the same `work`."""
         memory = self.kinds.get(kind)
         if memory is None or not (math.isfinite(total) and total > 0.0):
             return self
-        return self._with(kind, replace(memory, totals=(*memory.totals, total)[-_MOST_TOTALS:]))
+        works = {name: totals for name, totals in memory.works.items() if name != work}
+        if work:
+            works[work] = (*memory.works.get(work, ()), total)[-_MOST_TOTALS:]
+        works = dict(list(works.items())[-_MOST_WORKS:])
+        return self._with(kind, replace(memory, totals=(*memory.totals, total)[-_MOST_TOTALS:], works=works))
 
     def _with(self, kind: str, memory: KindMemory) -> ModelBank:
         kinds = {**self.kinds, kind: memory}
-        priors = {**self.priors, kind: memory.prior()}
+        priors = {**self.priors, kind: memory.priors()}
         if len(kinds) > _MOST_KINDS:
             oldest = min(kinds, key=lambda name: kinds[name].learned_at)
             del kinds[oldest], priors[oldest]

@@ -39,6 +39,11 @@ class GoodputModel:
         """The most GPUs that can each have the smallest local batch; see Eq. (G12)."""
         return self.limits.maximum // self.limits.local_min
 
+    @property
+    def min_gpus(self) -> int:
+        """The fewest GPUs that hold the initial batch; one, if a GPU may take several local batches; see Eq. (G12)."""
+        return 1 if self.limits.accumulation else -(-self.limits.initial // self.limits.local_max)
+
     def throughput_on(self, gpu_type: str = "") -> ThroughputModel:
         """The throughput model for a GPU type; a node's name for it may be shorter than the measured one."""
         if not self.by_type or gpu_type in self.by_type:

@@ -219,5 +219,6 @@ READERS: Mapping[str, Callable[[Entry], dict[str, Any]]] = {
     "grace": lambda entry: {"grace_seconds": _duration(entry, high=_MAX_GRACE_SECONDS)},
     "on_resize": lambda entry: _choice(entry, get_args(OnResize)),
     "group": lambda entry: {"group": _matching(entry, _NAME, _NAME_REMEDY)},
+    "kind": lambda entry: {"kind": _matching(entry, _NAME, _NAME_REMEDY)},
     "deadline": _deadline,
 }

@@ -66,7 +66,8 @@ class CheckpointRequest:
 class JobRequest:
     """A job as it is submitted. `run` is the command and its arguments; `workdir` is absolute.
 
-    Jobs of one `group` are one claimant. `deadline` is when it should have ended, in seconds since 1970.
+    Jobs of one `group` are one claimant. Jobs of one `kind` train alike; '' leaves it to the command. `deadline` is
+    when it should have ended, in seconds since 1970.
     If `preemptible` is None, elastic jobs are; rigid ones (`on_resize` `never`, or one number of GPUs) are not.
     """
 
@@ -88,6 +89,7 @@ class JobRequest:
     on_resize: OnResize | None = None
     checkpoint: CheckpointRequest = field(default_factory=CheckpointRequest)
     group: str = ""
+    kind: str = ""
     deadline: float | None = None
 
     @property

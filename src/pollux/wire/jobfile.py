@@ -47,6 +47,7 @@ JOB_KEYS = (
     "on_resize",
     "checkpoint",
     "group",
+    "kind",
     "deadline",
 )
 """Every key of a job file; only `run` is required."""
@@ -111,6 +112,7 @@ def job_to_mapping(request: JobRequest) -> dict[str, Any]:
         "grace": request.grace_seconds,
         "on_resize": request.on_resize,
         "group": request.group or None,
+        "kind": request.kind or None,
         "deadline": request.deadline,
         "checkpoint": _given(
             dir=request.checkpoint.dir, every=request.checkpoint.every_seconds, keep=request.checkpoint.keep

@@ -108,3 +108,11 @@ def test_closing_the_server_ends_what_still_runs(tmp_path):
 def test_modules_by_name_and_by_file():
     assert load_module("json").__name__ == "json"
     assert load_module(HERE) is load_module(HERE)
+
+
+def test_of_its_own_end_it_says_how_it_came_about():
+    with ReplicaServer() as server:
+        server._process.kill()
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="the process that forks replicas ended with code -9"):
+                server.start(f"{HERE}:place", 1, {"extra": 7})

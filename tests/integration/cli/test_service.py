@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from pollux.cli.main import app
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
+RUN = "run: " + json.dumps([sys.executable, "train.py"])
 SCRIPT = """
 import os, sys, time
+
 print("hello from rank", os.environ["RANK"], flush=True)
 while len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
@@ -79,7 +81,7 @@ def test_up_says_where_and_what(home):
 
 
 def test_a_job_from_its_file_to_its_end(home, work):
-    (work / "job.yaml").write_text(f"name: first\nrun: {sys.executable} train.py go\ngpus: 1..2\n")
+    (work / "job.yaml").write_text(f"name: first\nrun: {json.dumps([sys.executable, 'train.py', 'go'])}\ngpus: 1..2\n")
     planned = answer(home, "submit", work / "job.yaml", "--dry-run")["planned"][0]
     assert planned["plan"]["starts_now"]
     assert planned["request"]["workdir"] == str(work)
@@ -115,7 +117,7 @@ def test_pause_resume_and_cancel(home, work):
 
 
 def test_a_job_that_fails_is_told_with_its_exit_code(home, work):
-    (work / "job.yaml").write_text(f"name: bad\nrun: {sys.executable} train.py\nenv: {{CODE: 3}}\nretries: 0\n")
+    (work / "job.yaml").write_text(f"name: bad\n{RUN}\nenv: {{CODE: 3}}\nretries: 0\n")
     done = pollux(home, "submit", "--follow", work / "job.yaml", code=1)
     assert "hello from rank 0" in done.stdout
     assert "bad: failed" in done.stderr

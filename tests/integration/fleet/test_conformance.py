@@ -32,7 +32,7 @@ class TestFleet(BackendConformance):
         (home / "run").mkdir(exist_ok=True)
         (home / "run" / "fleet.secret").write_text(cls.secret)
         fleet = ProcessFleet(cls.folder, num_nodes=2, slots=3, cold=True)
-        return FleetBackend(home, fleet, head="127.0.0.1", warm=False, lease_seconds=4.0, lost_seconds=5.0)
+        return FleetBackend(home, fleet, head="127.0.0.1", warm=False, lease_seconds=20.0, lost_seconds=25.0)
 
     def test_a_killed_shim_leaves_nothing_and_its_generation_is_lost(self, bench):
         """The hosts end what it had, since nobody renews the lease; only then its places are free."""

@@ -160,7 +160,7 @@ def bench(tmp_path, monkeypatch):
         return plain(self, job, placement, () if placement.num_gpus == 2 else kept, busy)
 
     monkeypatch.setattr(LocalSlotAllocator, "allocate", take)
-    made = Bench(tmp_path, lambda home: LocalBackend(home, slots=4, hang_seconds=5.0))
+    made = Bench(tmp_path, lambda home: LocalBackend(home, slots=4, hang_seconds=20.0))
     made.wait("warm backend", lambda: isinstance(made.backend, LocalBackend) and made.backend.is_warm)
     yield made
     made.backend.stop("job", 10, 0.0)

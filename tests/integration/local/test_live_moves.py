@@ -19,6 +19,8 @@ from pollux.testing.waiting import wait_until
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 EPOCHS = 14
+# Where the limit itself is tested. Elsewhere it is one that no busy machine reaches.
+HASTY_SECONDS = 4.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,8 +38,18 @@ def elsewhere():
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory, elsewhere):
+    yield from backend_of(tmp_path_factory.mktemp("home"), 60.0)
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory, elsewhere):
+    """Gives up who is silent for seconds, several times on the way."""
+    yield from backend_of(tmp_path_factory.mktemp("hasty"), HASTY_SECONDS)
+
+
+def backend_of(home, hang_seconds):
     listeners: list[Any] = []
-    backend = LocalBackend(tmp_path_factory.mktemp("home"), slots=4, hang_seconds=2.5)
+    backend = LocalBackend(home, slots=4, hang_seconds=hang_seconds)
     backend.start(lambda event: [listener(event) for listener in listeners])
     yield SharedBackend(backend, listeners)
     backend.close()
@@ -46,6 +58,16 @@ def local(tmp_path_factory, elsewhere):
 @pytest.fixture
 def job(local, tmp_path, request):
     """Makes a job of so many replicas that trains; ends it with the test."""
+    yield from jobs_on(local, tmp_path, request)
+
+
+@pytest.fixture
+def hasty_job(hasty, tmp_path, request):
+    """As `job`, where the limit of silence is tested."""
+    yield from jobs_on(hasty, tmp_path, request)
+
+
+def jobs_on(local, tmp_path, request):
     made = []
 
     def start(gpus, make=lambda: local, **env):
@@ -121,8 +143,8 @@ def test_where_the_only_one_that_holds_the_state_dies_the_job_starts_from_its_ch
     ("phase", "number", "sent"),
     [("transfer", 2, KILL), pytest.param("boundary", 0, KILL, marks=pytest.mark.long), ("transfer", 1, STOP)],
 )
-def test_where_one_of_several_fails_another_saves(job, phase, number, sent):
-    run = job(2, POLLUX_FAIL_AT=f"{phase}/{number}/{sent}")
+def test_where_one_of_several_fails_another_saves(request, phase, number, sent):
+    run = request.getfixturevalue("hasty_job" if sent == STOP else "job")(2, POLLUX_FAIL_AT=f"{phase}/{number}/{sent}")
     run.resize(2)
     run.await_running()
     assert run.restarts[0].startswith("lost: "), run.story()

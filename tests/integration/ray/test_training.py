@@ -11,7 +11,6 @@ import pytest
 from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import RayRun
 
-from pollux.backends.fleet.backend import LOST_SECONDS
 from pollux.backends.protocol import NodeDown, NodeUp, ReplicasLost
 from pollux.testing.jobs import float64_job
 from pollux.testing.jobs.random_changes import Verdict
@@ -132,11 +131,10 @@ def end_actor(cluster, run, how, stays, goes):
     """End the actor of a node under a job that has one replica elsewhere and two there, until the node has another."""
     node, losses, kept = cluster.ray_id(goes), len(run.losses), set(float64_job.living(run.folder))
     ups = [event.node.id for event in run.of_nodes(NodeUp)].count(goes)
-    began = time.monotonic()
     cluster(how, node=node, service=run.service)
     run.wait_for("loss", lambda: len(run.losses) > losses)
     run.await_running()
-    assert time.monotonic() - began < LOST_SECONDS, "that is as long as it takes to miss somebody who says nothing"
+    assert "no answer" not in run.losses[-1], "its end was heard of, and not its silence"
     lost = [event for event in run.events if isinstance(event, ReplicasLost)][-1]
     assert (lost.replicas, str(lost.remaining)) == ((1, 2), f"{stays}:1")
     run.wait_for("end of the actor", lambda: [event.node_id for event in run.of_nodes(NodeDown)].count(goes) == ups)
@@ -150,7 +148,7 @@ def end_actor(cluster, run, how, stays, goes):
 
 def test_an_actor_is_killed_and_the_rest_goes_on_while_its_node_gets_another(cluster, tmp_path):
     """Its process by SIGKILL, then the next one by `ray.kill`."""
-    run = RayRun(cluster.address, tmp_path / "job", MANY_EPOCHS)
+    run = RayRun(cluster.address, tmp_path / "job", MANY_EPOCHS, lease_seconds=60.0, lost_seconds=90.0)
     try:
         stays, goes, _ = run.names
         run.train_on({stays: 1, goes: 2})
@@ -164,7 +162,7 @@ def test_an_actor_is_killed_and_the_rest_goes_on_while_its_node_gets_another(clu
 
 def test_a_frozen_node_is_given_up_fenced_and_used_again(cluster, tmp_path):
     """Ray itself takes a minute to see it; whoever thaws must not train beside those that went on."""
-    run = RayRun(cluster.address, tmp_path / "job", EPOCHS, lease_seconds=4.0, lost_seconds=6.0)
+    run = RayRun(cluster.address, tmp_path / "job", EPOCHS, lease_seconds=20.0, lost_seconds=25.0)
     try:
         stays, goes, _ = run.names
         run.train_on({stays: 1, goes: 1})

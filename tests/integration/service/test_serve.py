@@ -99,7 +99,7 @@ def test_a_job_that_is_stopped_with_the_service_goes_on_with_the_next(service, t
         "import os, sys, time, pathlib, signal\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
         "p = pathlib.Path('runs'); p.write_text((p.read_text() if p.exists() else '') + 'x')\n"
-        "time.sleep(0 if len(p.read_text()) > 1 else 120)\n"
+        "time.sleep(0 if len(p.read_text()) > 1 else 3600)\n"
     )
     service.ask("POST", "/v1/jobs", job(tmp_path, code, retries=0))
     wait_until("start", (tmp_path / "runs").exists)
@@ -138,7 +138,7 @@ def leave(*_):
     raise SystemExit(1)
 signal.signal(signal.SIGTERM, leave)
 pathlib.Path("started").touch()
-time.sleep(120)
+time.sleep(3600)
 """
 
 

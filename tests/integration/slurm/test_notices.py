@@ -1,5 +1,6 @@
 """What Slurm says before and while it takes something away: limits, preemption, silence, and answers that are none."""
 
+import math
 import os
 import textwrap
 
@@ -7,6 +8,7 @@ import pytest
 
 from pollux.backends.protocol import NodeDown, NodeUp
 from pollux.backends.slurm.backend import SlurmBackend
+from pollux.backends.slurm.parse import read_seconds
 from pollux.testing.conformance.backends import Bench
 
 SAVES = """
@@ -37,7 +39,7 @@ def bench(slurm, commands, tmp_path_factory):
     def new(home):
         return SlurmBackend(
             home, nodes="1", gpus_per_node=4, slots=2, cpus_per_node=8, time_limit="30:00", poll_seconds=0.5,
-            command_seconds=15.0, margin_seconds=50.0, ahead_seconds=5.0, head="127.0.0.1", warm=False,
+            command_seconds=15.0, margin_seconds=100.0, ahead_seconds=5.0, head="127.0.0.1", warm=False,
             pool=home / "pool",
         )  # fmt: skip
 
@@ -126,7 +128,9 @@ def comes_again(bench, slurm, before, after):
 def test_a_pilot_is_left_before_its_time_limit(bench, slurm):
     pilot, node = runs(bench, slurm, "limited")
     after = len(bench.told)
-    slurm.run("scontrol", "update", f"JobId={pilot}", "TimeLimit=1")
+    # In whole minutes: the first that leaves it almost one, however long the tests before took.
+    ran = read_seconds(slurm.run("squeue", "-h", "-j", pilot, "-o", "%M").strip())
+    slurm.run("scontrol", "update", f"JobId={pilot}", f"TimeLimit={math.ceil((ran + 45.0) / 60.0)}")
     bench.wait("notice", lambda: told(bench, NodeDown, after))
     assert told(bench, NodeDown, after) == [node]
     assert node not in [each.id for each in bench.backend.inventory()]

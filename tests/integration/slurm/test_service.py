@@ -18,13 +18,13 @@ from tests.integration.slurm.training import EPOCHS, SAMPLES, begin, has_trained
 from pollux.backends.slurm.parse import read_seconds
 
 KILLS = int(os.environ.get("POLLUX_FAULT_EVENTS", "3"))
-LOST_SECONDS = 8
+LOST_SECONDS = 25
 
 
 @pytest.fixture(scope="module")
 def service(slurm, tmp_path_factory):
     home = tmp_path_factory.mktemp("service") / "home"
-    seconds = {"POLLUX_LEASE_SECONDS": "6", "POLLUX_LOST_SECONDS": str(LOST_SECONDS)}
+    seconds = {"POLLUX_LEASE_SECONDS": "20", "POLLUX_LOST_SECONDS": str(LOST_SECONDS)}
     running = Service(home, slurm, slots=2, **seconds)
     try:
         running.wait("three nodes", lambda: len(running.nodes()) == 3)
@@ -73,9 +73,8 @@ def test_a_pilot_near_its_time_limit_is_left_and_given_back_before_it(service):
     service.wait("passes", lambda: has_trained(service, name, 2))
     queue = ("squeue", "-h", "-r", "-t", "RUNNING", "-w", node, "-o", "%i %M")
     pilot, ran = service.slurm.run(*queue).split()
-    # In whole minutes: the first that leaves it half a minute, which is less than the margin.
-    seconds = read_seconds(ran)
-    limit = math.ceil((seconds + 30.0) / 60.0)
+    # In whole minutes: the first that leaves it one, in which it has to save.
+    limit = math.ceil((read_seconds(ran) + 60.0) / 60.0)
     service.slurm.run("scontrol", "update", f"JobId={pilot}", f"TimeLimit={limit}")
     service.until(name, "move", lambda job: is_live(job) and job["placement"] and node not in job["placement"])
     going = {"RUNNING", "COMPLETING"}

@@ -62,7 +62,12 @@ def test_the_service_refuses_it(service, job):
 
 def test_the_command_line_says_so_in_one_line(service, job, tmp_path):
     asked, folder = job
-    lines = ["name: apart", "gpus: 1", f"workdir: {asked['workdir']}", f'run: ["{sys.executable}", "-c", "pass"]']
+    lines = [
+        "name: apart",
+        "gpus: 1",
+        f"workdir: {asked['workdir']}",
+        "run: " + json.dumps([sys.executable, "-c", "pass"]),
+    ]
     lines += [f"checkpoint: {{dir: {folder}}}"] if "checkpoint" in asked else []
     (tmp_path / "job.yaml").write_text("\n".join(lines) + "\n")
     done = service.command("submit", "--no-ship", str(tmp_path / "job.yaml"))
@@ -74,7 +79,7 @@ def test_the_command_line_says_so_in_one_line(service, job, tmp_path):
 def test_a_working_folder_is_sent_to_where_all_nodes_see_it(service, hidden, tmp_path):
     (hidden / "told.txt").write_text("of this folder")
     code = "import os, time; print(open('told.txt').read()); time.sleep(1)"
-    lines = ["name: sent", "gpus: 2", f"workdir: {hidden}", f'run: ["{sys.executable}", "-c", "{code}"]']
+    lines = ["name: sent", "gpus: 2", f"workdir: {hidden}", "run: " + json.dumps([sys.executable, "-c", code])]
     (tmp_path / "job.yaml").write_text("\n".join(lines) + "\n")
     done = service.command("submit", str(tmp_path / "job.yaml"))
     assert done.returncode == 0, done.stderr

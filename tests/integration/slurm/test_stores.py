@@ -42,7 +42,7 @@ def variables(monkeypatch, copies):
 
 @pytest.fixture
 def service(slurm, variables, tmp_path):
-    seconds = {"POLLUX_LEASE_SECONDS": "6", "POLLUX_LOST_SECONDS": "8"}
+    seconds = {"POLLUX_LEASE_SECONDS": "20", "POLLUX_LOST_SECONDS": "25"}
     options = {"mode": "job", "nodes": "1"}
     running = Service(tmp_path / "home", slurm, slots=2, options=options, **seconds)
     try:

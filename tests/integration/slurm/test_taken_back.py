@@ -62,7 +62,7 @@ def make_service(slurm, tmp_path_factory):
             folder = tmp_path_factory.mktemp("service")
             service = there[machine] = Service(
                 folder / "home", slurm, slots=2, options={"poll_seconds": "0.2"},
-                POLLUX_LEASE_SECONDS="6", POLLUX_LOST_SECONDS="8",
+                POLLUX_LEASE_SECONDS="20", POLLUX_LOST_SECONDS="25",
                 **environ_of(machine, folder),
             )  # fmt: skip
             service.wait("three nodes", lambda: len(service.nodes()) == 3)

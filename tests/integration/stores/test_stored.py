@@ -198,7 +198,7 @@ def test_a_job_that_lives_keeps_others_out(store):
     with pytest.raises(
         MisusedJob, match=r"in use by process \d+ on .*; end that job, or give this one another address"
     ):
-        ObjectStoreFolder(store("b"), Holder(), beat_seconds=0.3)
+        ObjectStoreFolder(store("b"), Holder(), beat_seconds=30.0)
     one.release()
     ObjectStoreFolder(store("b"), Holder(), beat_seconds=60.0).release()
 
@@ -286,7 +286,7 @@ def test_one_that_had_it_for_a_moment_does_not_leave_it_to_others(store):
     Lease(store("b"), Holder("run", "a:1", 1), beat_seconds=3600.0).release()
     wait_until("hold again", lambda: not json.loads(store().read(LEASE_NAME))["released"])
     with pytest.raises(MisusedJob, match="in use by"):
-        Lease(store("c"), Holder("other", "b:1", 1), beat_seconds=1.0)
+        Lease(store("c"), Holder("other", "b:1", 1), beat_seconds=30.0)
     stays.release()
     assert json.loads(store().read(LEASE_NAME))["released"]
 

@@ -2,12 +2,12 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
+from tests.support.network import has_ipv6
 
 from pollux.backends.node_daemon import daemon
 from pollux.backends.transport.query import ask_host
@@ -36,14 +36,6 @@ def test_addresses_of_both_kinds(listen, where):
 def test_what_is_no_address(listen):
     with pytest.raises(InvalidInput, match="--listen is"):
         daemon._where(listen)
-
-
-def has_ipv6():
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
 
 
 # Not every machine has the second kind.

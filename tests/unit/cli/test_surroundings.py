@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -171,10 +172,18 @@ def test_a_process_that_a_test_starts_hears_what_the_test_run_ignores(heard):
 
 def test_tests_take_nothing_from_who_runs_them_but_what_is_meant_for_them(tmp_path):
     kept = {"POLLUX_OSDI21_DATA": "/data", "CUDA_VISIBLE_DEVICES": "3", "PATH": "/bin", "HOME": str(tmp_path)}
-    others = ("POLLUX_HOME", "SLURM_JOB_ID", "RAY_ADDRESS", "RANK", "COLUMNS", "FORCE_COLOR", "LC_ALL", "HTTPS_PROXY")
+    others = [
+        "POLLUX_HOME", "SLURM_JOB_ID", "RAY_ADDRESS", "RANK", "COLUMNS", "FORCE_COLOR", "LC_ALL", "HTTPS_PROXY",
+        "PYTHONOPTIMIZE", "PYTEST_ADDOPTS", "MPLBACKEND", "MPLCONFIGDIR", "XDG_CACHE_HOME",
+    ]  # fmt: skip
     environ = kept | dict.fromkeys(others, "7")
     settle_variables(environ)
     assert environ == kept | {"LANG": "C.UTF-8", "TERM": "xterm"}
+
+
+def test_tests_have_as_many_open_files_as_they_need_or_may_have():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft == resource.RLIM_INFINITY or soft >= (4096 if hard == resource.RLIM_INFINITY else min(hard, 4096))
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,7 @@ grace: 90s
 on_resize: live
 checkpoint: {dir: ./ckpt, every: 10min, keep: 2}
 group: search
+kind: resnet
 deadline: 1900000000
 """
 
@@ -94,6 +96,7 @@ def test_every_key(tmp_path):
         on_resize="live",
         checkpoint=CheckpointRequest(f"{folder}/ckpt", 600.0, 2),
         group="search",
+        kind="resnet",
         deadline=1.9e9,
     )
     assert [line.partition(":")[0] for line in EVERY_KEY.splitlines()] == list(JOB_KEYS)
@@ -468,6 +471,9 @@ def test_files_that_cannot_be_read(tmp_path):
         read_job_file(write(tmp_path, "#" * (2**20 + 1)))
 
 
+PYTHON = shlex.quote(sys.executable)
+
+
 def executable(folder: Path, name: str) -> None:
     write(folder, "#!/bin/sh\n", name).chmod(0o755)
 
@@ -475,7 +481,7 @@ def executable(folder: Path, name: str) -> None:
 def test_a_job_that_is_all_there(tmp_path):
     executable(tmp_path, "go")
     write(tmp_path, "", "train.py")
-    for run in ("./go", "sh -c true", f"{sys.executable} train.py", "echo a | cat"):
+    for run in ("./go", "sh -c true", f"{PYTHON} train.py", "echo a | cat"):
         assert check_paths(parse_job({"run": run}, str(tmp_path))) == ()
     assert check_paths(parse_job({"run": "go", "env": {"PATH": str(tmp_path)}}, str(tmp_path))) == ()
 
@@ -541,7 +547,7 @@ def test_not_every_address_is_one_of_a_store(address, remedy):
         ("only-here", "only-here is in .*, which is not searched: write ./only-here"),
         ("./plain", "./plain may not be executed: chmod"),
         ("train.py", "train.py is a script, not a command: write python train.py"),
-        (f"{sys.executable} gone.py", "there is no gone.py in .*: check the path, or set workdir"),
+        (f"{PYTHON} gone.py", "there is no gone.py in .*: check the path, or set workdir"),
     ],
 )
 def test_commands_that_are_not_there(tmp_path, run, message):

@@ -88,7 +88,9 @@ class JobChanges:
     def _end_deadlock(self, job: DispatchedJob, now: HeldGeneration, held: HeldGeneration, kept: _Slots) -> None:
         """Restart a job that has waited for slots too long: jobs may wait for slots of one another for ever.
 
-        A job that is to move may also wait for ever: on other nodes it gets nothing while it holds its own slots.
+        Each of those is to leave some of its slots; a job that leaves none goes on, since its restart frees nothing for
+        the others. A job that is to move may also wait for ever: on other nodes it gets nothing while it holds its own
+        slots.
         """
         if held.waits_since is None:
             held.waits_since = time.monotonic()
@@ -96,9 +98,10 @@ class JobChanges:
                 self._thread.wake_after(seconds)
         assert held.launch is not None
         waited = time.monotonic() - held.waits_since
-        elsewhere = not dict(self._table.slots.placement(kept)).keys() & dict(held.launch.placement).keys()
-        is_long = waited >= _LONGEST_WAIT_SECONDS and elsewhere
-        if is_long or (waited >= _DEADLOCK_SECONDS and self._jobs_wait_for_each_other(job)):
+        here, there = dict(self._table.slots.placement(kept)), dict(held.launch.placement)
+        leaves = any(count > there.get(node, 0) for node, count in here.items())
+        is_long = waited >= _LONGEST_WAIT_SECONDS and not here.keys() & there.keys()
+        if is_long or (leaves and waited >= _DEADLOCK_SECONDS and self._jobs_wait_for_each_other(job)):
             self._restart(now, held)
 
     def _jobs_wait_for_each_other(self, job: DispatchedJob) -> bool:

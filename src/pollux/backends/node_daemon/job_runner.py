@@ -53,7 +53,7 @@ _MAX_WAITING_BYTES = 4 << 20
 _DRAIN_READS = 1024
 _SWEEP_SECONDS = 0.01
 # An engine signals one process after another: a replica may get its signal this much earlier than the runner.
-_NOTICE_SECONDS = 0.2
+_NOTICE_SECONDS = 1.0
 _MOMENT = "POLLUX_STOPPED_AT"
 
 

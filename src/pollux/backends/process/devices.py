@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pollux.backends.process.cgroup import read_limits
 from pollux.core import Node
 from pollux.core.errors import BackendFailed, InvalidInput
 
@@ -68,10 +69,6 @@ def _node_name() -> str:
     return name if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", name) else "local"
 
 
-def _memory_bytes() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
 def _gpus() -> list[tuple[int, str, str]]:
     """Index, name and UUID of every GPU that the driver shows; `_NoGpus` where the driver cannot be asked."""
     try:
@@ -117,24 +114,30 @@ def _visible(found: list[tuple[int, str, str]], environ: Mapping[str, str]) -> l
 
 
 def find_devices(slots: int | None, environ: Mapping[str, str]) -> Devices:
-    """The GPUs in the driver's order; CPU slots if `slots` gives their number, or one per core if there is no GPU."""
+    """The GPUs in the driver's order; CPU slots if `slots` gives their number, or one per core if there is no GPU.
+
+    The node has the memory and the cores that its control groups leave to this process, as in a container.
+    """
     if slots is not None and (isinstance(slots, bool) or not 1 <= slots <= _MAX_SLOTS):
         raise InvalidInput(f"slots is {slots}: give a whole number from 1 to {_MAX_SLOTS}, or leave it out")
     cores = tuple(sorted(os.sched_getaffinity(0)))
     if slots is not None:
         return Devices(_node(slots, "cpu", len(cores)), (), cores)
+    usable = max(1, int(min(len(cores), read_limits().cpus)))
     try:
         gpus = _visible(_gpus(), environ)
     except _NoGpus as none:
-        return Devices(_node(len(cores), "cpu", len(cores)), (), cores, str(none), none.is_sure, none.remedy)
+        return Devices(_node(usable, "cpu", len(cores)), (), cores, str(none), none.is_sure, none.remedy)
     if not gpus:
-        return Devices(_node(len(cores), "cpu", len(cores)), (), cores)
+        return Devices(_node(usable, "cpu", len(cores)), (), cores)
     gpu_type = " and ".join(sorted({name for _, name, _ in gpus}))
     return Devices(_node(len(gpus), gpu_type, len(cores)), tuple(index for index, _, _ in gpus), cores)
 
 
 def _node(num_gpus: int, gpu_type: str, num_cores: int) -> Node:
-    return Node(_node_name(), num_gpus, gpu_type, num_cpus=float(num_cores), memory_bytes=_memory_bytes())
+    limits = read_limits()
+    memory = min(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), limits.memory_bytes)
+    return Node(_node_name(), num_gpus, gpu_type, num_cpus=float(min(num_cores, limits.cpus)), memory_bytes=memory)
 
 
 def check_lent(found: Devices, gpus: Sequence[int], lender: str, remedy: str) -> str:

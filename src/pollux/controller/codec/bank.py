@@ -32,6 +32,7 @@ def _encode_kind(memory: KindMemory) -> dict[str, Any]:
         "efficiency_at": encode_value(memory.efficiency_at),
         "rows": [[*place, encode_value(row)] for place, row in memory.rows.items()],
         "totals": list(memory.totals),
+        "works": {work: list(totals) for work, totals in memory.works.items()},
         "learned_at": memory.learned_at,
         "throughputs": {
             name: [float(number) for number in model.parameters] for name, model in memory.throughputs.items()
@@ -54,6 +55,8 @@ def _decode_kind(body: Mapping[str, Any], where: str) -> KindMemory:
             for gpu_type, nodes, gpus, octave, row in body["rows"]
         },
         totals=tuple(body["totals"]),
+        # Stores of earlier versions have totals by kind only.
+        works={work: tuple(totals) for work, totals in body.get("works", {}).items()},
         learned_at=body["learned_at"],
         throughputs={
             name: PublishedThroughput(*decode_value(tuple[float, ...], numbers, f"{where}.throughputs"))

@@ -29,7 +29,7 @@ _PLAIN = (
 
 _NEWER = (
     "live", "failed_moves", "failed_move_at", "running_since", "refusals", "capped_until", "progress",
-    "progress_at_loss", "aged_since", "quiet_until", "utilization", "memory_bytes",
+    "progress_at_loss", "aged_since", "quiet_until", "utilization", "memory_bytes", "hidden_since", "hidden_seconds",
 )  # fmt: skip
 """Fields of that kind that older states lack."""
 

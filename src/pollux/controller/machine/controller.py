@@ -183,7 +183,7 @@ class Controller:
             records.append(newcomer)
         jobs, running = [], {}
         for record in records:
-            jobs.append(record.view(now, self.bank.prior(record.kind)))
+            jobs.append(record.view(now, self.bank.prior(record.kind, record.work)))
             if record.placement:
                 running[record.spec.id] = record.placement
         seed, memory = self.settings.seed, self._memory
@@ -294,6 +294,7 @@ class Controller:
         record = self._cluster_state.record(event.job_id)
         before = record.placement
         record.state = step(event.job_id, record.state, JobState.PAUSED, record.detail)
+        record.note_ready(event.at)
         self._cluster_state.place(record, NOWHERE, event.at)
         record.set_reason(event.at, Reason("paused", placing.gpus_before(before)))
         return [*placing.stop(record, before, "paused"), *self._note_change(event.at)]
@@ -303,6 +304,7 @@ class Controller:
         if record.state is not JobState.PAUSED:
             raise IllegalTransition(f"job '{event.job_id}' is {record.state}; only a paused job can be resumed")
         record.state = step(event.job_id, record.state, JobState.QUEUED)
+        record.note_ready(event.at)
         waits = Reason("waits-for-job", jobs=record.waiting_for) if record.waiting_for else Reason("resumed")
         record.set_reason(event.at, waits)
         return self._note_change(event.at)

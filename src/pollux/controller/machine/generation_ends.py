@@ -38,6 +38,7 @@ def failed(
     if moved and in_place:
         # A live resize has failed: start from the checkpoint on the same GPUs.
         cluster_state.renew(record, event.at)
+        record.note_ready(event.at)
         record.set_reason(event.at, Reason("fell-back", placing.gpus_before(before)))
         return [StartJob(event.job_id, record.generation, record.placement)]
     cluster_state.requeue(record, event.at, retry.reason)

@@ -117,7 +117,7 @@ def completed_work(bank: ModelBank, record: JobRecord) -> ModelBank:
     """The bank with the total work of a job that has succeeded, if the job has reported its progress."""
     if not record.kind or record.progress is None:
         return bank
-    return bank.ended(record.kind, record.progress + (record.remaining or 0.0))
+    return bank.ended(record.kind, record.progress + (record.remaining or 0.0), record.work)
 
 
 def limited(model: GoodputFunction | None, local_batch_max: int | None) -> GoodputFunction | None:

@@ -35,6 +35,7 @@ def _end_pauses(record: JobRecord, at: float) -> None:
         record.forget_view()
     if record.eligible_at is not None and record.eligible_at <= at:
         record.eligible_at = None
+        record.note_ready(at)
         if (reason := returns.waits_reason(record, at)) is not None:
             record.set_reason(at, reason)
 

@@ -47,6 +47,7 @@ def spec_from(
         after=request.after,
         time_limit_seconds=request.time_limit_seconds,
         request=request,
+        kind=request.kind,
         group=request.group,
         deadline=request.deadline,
     )

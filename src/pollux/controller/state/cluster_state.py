@@ -68,6 +68,7 @@ class ClusterState:
         waiting_for = tuple(other for other in spec.after if self.jobs[other].state is not JobState.SUCCEEDED)
         record = JobRecord(spec, at, resize_cost_seconds=spec.resize_cost_seconds, waiting_for=waiting_for)
         _check_deadline(spec, at)
+        record.note_ready(at)
         record.view(at)  # refuses fields that no snapshot could hold, while the user waits for the answer
         if waiting_for:
             record.set_reason(at, self._why_after(waiting_for))
@@ -134,6 +135,7 @@ class ClusterState:
         before, after = record.placement, step(record.spec.id, record.state, JobState.QUEUED)
         self.place(record, NOWHERE, at)
         record.state = after
+        record.note_ready(at)
         record.set_reason(at, reason)
         return before
 
@@ -147,6 +149,7 @@ class ClusterState:
                 if last.state is JobState.SUCCEEDED:
                     left = tuple(job_id for job_id in follower.waiting_for if job_id != last.spec.id)
                     follower.waiting_for = left
+                    follower.note_ready(at)
                     follower.set_reason(at, Reason("waits-for-job", jobs=left) if left else None)
                 else:
                     self._orphan(follower, last, at)

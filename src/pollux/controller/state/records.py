@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pollux.controller.messages.events import JobSpec
+from pollux.controller.messages.kinds import default_kind
 from pollux.controller.state.costs import RESTART, Costs, likely_seconds, with_pause
 from pollux.controller.state.lifecycle import JobState
 from pollux.core import NOWHERE, GoodputFunction, JobLimits, JobView, Placement, Prior, Reason
@@ -21,6 +22,7 @@ MOST_FAILED_MOVES = 3
 
 _MEASURED_FROM = (
     "started_at", "running_since", "eligible_at", "capped_until", "quiet_until", "failed_move_at", "reason_at",
+    "hidden_since",
 )  # fmt: skip
 """Times of a record that a skip of the clock moves later, unless None."""
 
@@ -45,6 +47,7 @@ class JobRecord:
     - Policies see the job from `eligible_at` on, once all jobs of `waiting_for` have succeeded. `refusals` is how often
       in a row the backend did not have the job's GPUs. Until `capped_until`, policies see the GPUs that it holds as its
       maximum.
+    - `hidden_since`: since when policies do not see it, None while they do; `hidden_seconds`: for how long before that.
     - Until `quiet_until` it uses free GPUs only, since it has failed again; see `machine/returns.py`.
     - `local_batch` is the last one reported, `local_batch_max` the limit found by running out of memory.
     - `live`: whether its agent can follow a live resize, None while that is not known. `failed_moves`: how many live
@@ -84,6 +87,8 @@ class JobRecord:
     refusals: int = 0
     capped_until: float | None = None
     quiet_until: float | None = None
+    hidden_since: float | None = None
+    hidden_seconds: float = 0.0
     local_batch: int | None = None
     local_batch_max: int | None = None
     waiting_for: tuple[str, ...] = ()
@@ -103,9 +108,14 @@ class JobRecord:
 
     @property
     def kind(self) -> str:
-        """The kind in its spec, else its command; '' if it has neither. Jobs of one kind are expected to be alike."""
+        """The kind in its spec, else `default_kind` of its command, or ''. Jobs of one kind should be alike."""
         request = self.spec.request
-        return self.spec.kind or ("" if request is None else " ".join(request.run))
+        return self.spec.kind or ("" if request is None else default_kind(request.run))
+
+    @property
+    def work(self) -> str:
+        """What jobs with the same work to do have in common: the whole command, '' if it has none."""
+        return "" if self.spec.request is None else " ".join(self.spec.request.run)
 
     @property
     def num_restarts(self) -> int:
@@ -120,6 +130,15 @@ class JobRecord:
     def is_ready(self) -> bool:
         """Whether policies see it."""
         return self.eligible_at is None and not self.waiting_for and self.state is not JobState.PAUSED
+
+    def note_ready(self, at: float) -> None:
+        """Note that policies see it from `at` on, or do not see it any more; call it after what `is_ready` reads."""
+        if not self.is_ready:
+            self.hidden_since = at if self.hidden_since is None else self.hidden_since
+        elif self.hidden_since is not None:
+            self.hidden_seconds += max(at - self.hidden_since, 0.0)
+            self.hidden_since = None
+            self.forget_view()
 
     @property
     def moves_live(self) -> bool:
@@ -250,6 +269,7 @@ class JobRecord:
                 goodput=self.goodput, remaining=self.remaining, oracle=spec.oracle,
                 kind=self.kind, group=spec.group, deadline=spec.deadline, loss_history=self.loss_history,
                 utilization=self.utilization, memory_bytes=self.memory_bytes, prior=prior, crashes=self.streak,
+                hidden_seconds=self.hidden_seconds,
             )  # fmt: skip
         elif view.attained_gpu_seconds != attained or view.prior is not prior:
             view = replace(view, attained_gpu_seconds=attained, prior=prior)

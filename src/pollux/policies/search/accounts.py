@@ -21,12 +21,15 @@ _HONEST = (0.67, 1.5)
 # Below this, a job's reports do not fall as it works.
 _STANDS_STILL = 0.1
 _LEAST_RATIO = 0.02
+# Of how many jobs that are not in the snapshot (paused, in back-off, or ended) the accounts are kept, the newest.
+_MOST_ABSENT = 1000
 # The weight of the newest change of a job's prediction in the mean of such changes.
 _NEWEST = 0.3
 
 
 class Account(NamedTuple):
-    """One job: fair seconds received, remaining work first reported, useful samples worked since, end of its pause.
+    """One job: fair seconds received, most work reported as left, useful samples since its first report,
+    end of its pause.
 
     `foreseen` is the goodput that its model predicted for its placement at the last decision, 0 without a model. While
     the job stayed, changes of its logarithm had the mean size `change` and the signed mean `drift`.
@@ -57,8 +60,9 @@ class Account(NamedTuple):
                 change += _NEWEST * (abs(newest) - change)
                 drift += _NEWEST * (newest - drift)
             foreseen = rate if job.goodput is not None else 0.0
-        if job.remaining is not None and (promised is None or job.remaining > promised):
-            promised, worked = job.remaining, 0.0
+        if job.remaining is not None:
+            # A word that rises keeps the work done since the first one: who raises it slowly is not believed for ever.
+            promised, worked = (job.remaining, 0.0) if promised is None else (max(promised, job.remaining), worked)
         return Account(received, promised, worked, paused_until, foreseen, change, drift)
 
     def moved(self, paused_until: float) -> Account:
@@ -72,6 +76,11 @@ class Accounts:
 
     at: float
     by_job: Mapping[str, Account] = field(default_factory=dict)
+
+    def kept(self, now: float, by_job: Mapping[str, Account]) -> Accounts:
+        """The accounts, with those of `by_job` as they are `now`; a job that is not seen for a while keeps its own."""
+        absent = [job_id for job_id in self.by_job if job_id not in by_job][-_MOST_ABSENT:]
+        return Accounts(now, {job_id: self.by_job[job_id] for job_id in absent} | dict(by_job))
 
 
 def believed(account: Account, remaining: float) -> tuple[float, bool]:

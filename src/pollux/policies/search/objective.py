@@ -49,9 +49,10 @@ class Objective:
         self.jobs = jobs
         self.fairness = fairness
         nodes = [node for node in snapshot.cluster.nodes if node.num_gpus]
-        num_gpus = max(sum(node.num_gpus for node in nodes), 1)
-        self.scale = len(nodes) / num_gpus
-        self.fair_gpus = max(math.ceil(num_gpus / max(len(jobs), 1)), 1)
+        self.scale = len(nodes) / max(sum(node.num_gpus for node in nodes), 1)
+        usable = _usable_gpus(snapshot)
+        self.num_gpus = max(sum(usable.values()), 1)
+        self.fair_gpus = max(math.ceil(self.num_gpus / max(len(jobs), 1)), 1)
         self.weights = np.array([snapshot.weight(job) for job in jobs], dtype=float)
         self.restart_factors = restart_factors(snapshot, jobs)
         # Jobs that hold nothing and would, as published, add nothing with any GPUs.
@@ -60,7 +61,7 @@ class Objective:
         np.maximum(self.restart_factors, start_floor, out=self.restart_factors, where=~holds)
         self._gpu_types: dict[str, int] = {}
         for node in nodes:
-            self._gpu_types[node.gpu_type] = self._gpu_types.get(node.gpu_type, 0) + node.num_gpus
+            self._gpu_types[node.gpu_type] = self._gpu_types.get(node.gpu_type, 0) + usable[node.id]
         self._modelled = [i for i, job in enumerate(jobs) if isinstance(job.goodput, GoodputModel)]
         self._models = [job.goodput for job in jobs if isinstance(job.goodput, GoodputModel)]
         self._fair_goodputs: FloatArray | None = None
@@ -88,16 +89,25 @@ class Objective:
             while fair > 1 and base[i] <= 0.0:
                 fair = min(fair // 2, function.max_gpus) if isinstance(function, GoodputModel) else fair // 2
                 base[i] = self._on_one_node(function, max(fair, 1))
+            if base[i] <= 0.0:
+                base[i] = self._on_fewest(self.jobs[i], function)
         return base
+
+    def _on_fewest(self, job: JobView, function: GoodputFunction) -> float:
+        """A job's goodput on the fewest GPUs that it can run on; 0 where it can run on none."""
+        fewest = function.min_gpus if isinstance(function, GoodputModel) else 1
+        counts = range(max(fewest, job.limits.min_gpus), min(job.limits.max_gpus, self.num_gpus) + 1)
+        return next((found for k in counts if (found := self._on_one_node(function, k)) > 0.0), 0.0)
 
     def _on_one_node(self, function: GoodputFunction, num_gpus: int) -> float:
         """A job's goodput on so many GPUs of one node, of the best type."""
         if isinstance(function, GoodputModel) and not self.corrected:
             function = function.as_fitted
-        return max(function.goodput(1, num_gpus, gpu_type) for gpu_type in self._gpu_types)
+        found = (function.goodput(1, num_gpus, gpu_type) for gpu_type in self._gpu_types)
+        return max((rate for rate in found if math.isfinite(rate)), default=0.0)
 
     def _goodputs(self, num_nodes: Sequence[int], num_gpus: Sequence[int], gpu_type: str) -> FloatArray:
-        """Goodput of every job on every placement; for a job never measured, the number of GPUs."""
+        """Goodput of every job on every placement; the number of GPUs for one never measured; 0 if it is no number."""
         table = np.zeros((len(self.jobs), len(num_gpus)))
         if self._models:
             places = np.asarray(num_nodes), np.asarray(num_gpus)
@@ -109,6 +119,7 @@ class Objective:
                     table[i] = num_gpus
                 elif not isinstance(job.goodput, GoodputModel):
                     table[i] = [job.goodput.goodput(n, k, gpu_type) for n, k in zip(num_nodes, num_gpus, strict=True)]
+        table[~np.isfinite(table)] = 0.0
         return table
 
     def speedups(self, num_nodes: Sequence[int], num_gpus: Sequence[int], gpu_type: str = "") -> FloatArray:
@@ -174,6 +185,18 @@ class Objective:
         if p == 0:
             return math.exp(-mean)
         return float(abs(mean) ** (1.0 / p))
+
+
+def _usable_gpus(snapshot: Snapshot) -> dict[str, int]:
+    """By node: its GPUs; of a node that is closed to new jobs, those that are held."""
+    usable = {node.id: node.num_gpus if node.schedulable else 0 for node in snapshot.cluster.nodes}
+    closed = {node.id for node in snapshot.cluster.nodes if not node.schedulable}
+    if closed:
+        for placement in snapshot.running.values():
+            for node, count in placement.shares:
+                if node in closed:
+                    usable[node] += count
+    return usable
 
 
 def gpu_cap(job: JobView) -> int:

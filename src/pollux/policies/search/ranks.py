@@ -85,7 +85,7 @@ class RankedWork(Objective):
         self.hopeless = np.zeros(len(jobs), dtype=np.bool_)
         self.holds = np.array([bool(snapshot.placement(job.id)) for job in jobs], dtype=np.bool_)
         # The fair share may be a fraction of GPUs; by the curve, the speed-up on it is the same for all jobs.
-        share = max(snapshot.cluster.num_gpus, 1) / max(len(jobs), 1)
+        share = self.num_gpus / max(len(jobs), 1)
         self.fair_speedup = share if share < 1.0 else (share / self.fair_gpus) ** rule.curve
         self.before = snapshot.memory if isinstance(snapshot.memory, Accounts) else None
         self.accounts: dict[str, Account] = {}
@@ -117,6 +117,8 @@ class RankedWork(Objective):
 
     def prepare(self, held_speedups: FloatArray) -> None:
         """Compute sizes, ranks and floors from the speed-ups of jobs where they are now."""
+        self.gangs = np.array([max(1.0, job.limits.min_gpus / self.fair_gpus) for job in self.jobs])
+        self.fair_speedups = self._least_shares()
         self._keep_accounts(held_speedups)
         self._measure_sizes()
         count, rule = len(self.jobs), self.rule
@@ -124,7 +126,8 @@ class RankedWork(Objective):
         steps = np.arange(count + 1, dtype=float) / max(count, 1)
         costs = np.diff(steps**exponent) ** (1.0 - rule.curve)
         self.ranks = np.empty(count, dtype=np.int64)
-        self.ranks[np.lexsort((np.arange(count), -self.ranked))] = np.arange(count)
+        # Of equal sizes the earlier job goes first.
+        self.ranks[np.lexsort((-np.arange(count), -self.ranked))] = np.arange(count)
         self.rank_costs = costs[self.ranks] if rule.rank else np.ones(count)
         self.weights = self.user_weights * self.rank_costs
         self.resize_costs = np.array([job.resize_cost_seconds for job in self.jobs], dtype=float)
@@ -132,8 +135,17 @@ class RankedWork(Objective):
         if rule.fairness_bound is not None:
             self.lateness = self._lateness()
             urgency = np.clip((self.lateness - rule.fairness_bound) / _FLOOR_RANGE, 0.0, 1.0)
-            self.floors = _FLOOR_WEIGHT * self.user_weights * urgency
+            self.floors = _FLOOR_WEIGHT * self.user_weights * self.gangs * urgency
         self.restart_factors = np.where(self.holds, self._factors(), 1.0)
+
+    def _least_shares(self) -> FloatArray:
+        """The speed-up that each job is owed: on its fair share, or on its minimum where that is more."""
+        owed = np.full(len(self.jobs), self.fair_speedup)
+        for j in np.flatnonzero(self.gangs > 1.0).tolist():
+            least, function = self.jobs[j].limits.min_gpus, self.jobs[j].goodput
+            rate = float(least) if function is None else self._on_one_node(function, least)
+            owed[j] = max(owed[j], rate / max(self.fair_goodputs[j], 1e-12))
+        return owed
 
     def _lateness(self) -> FloatArray:
         """Finish-time fairness that each job would end with on its fair share from now on.
@@ -141,10 +153,11 @@ class RankedWork(Objective):
         A job of unknown size is assumed to have no more left than it has received, or than a resize costs: it may be
         short, and a short job is late long before others.
         """
-        age = self.snapshot.now - np.array([job.submitted_at for job in self.jobs], dtype=float)
+        age = self.snapshot.now - np.array([job.submitted_at + job.hidden_seconds for job in self.jobs], dtype=float)
         received = np.array([self.accounts[job.id].received for job in self.jobs])
         likely = np.maximum(np.maximum(received, self.resize_costs), _LEAST_SECONDS)
         sizes = np.where(self.guessed | self.doubted, np.minimum(self.sizes, likely), self.sizes)
+        sizes = np.maximum(sizes * (self.fair_speedup / self.fair_speedups), _LEAST_SECONDS)
         late: FloatArray = (age + sizes) / np.maximum(received + sizes, _LEAST_SECONDS)
         return late
 
@@ -160,13 +173,13 @@ class RankedWork(Objective):
 
     def weighted_costs(self, speedups: FloatArray, moved: bool = False) -> FloatArray:
         """`−w·c·v^p − floor·min(v / fair, 1)^p` with `v = ρ·speedup`."""
-        weights, floors, factors = self.weights, self.floors, self.restart_factors
+        weights, floors, factors, owed = self.weights, self.floors, self.restart_factors, self.fair_speedups
         if speedups.ndim == 2:
-            weights, floors, factors = weights[:, None], floors[:, None], factors[:, None]
+            weights, floors, factors, owed = weights[:, None], floors[:, None], factors[:, None], owed[:, None]
         values: FloatArray = speedups * factors if moved else speedups
         costs: FloatArray = -weights * values**self.rule.power
         if self.floors.any():
-            costs -= floors * np.minimum(values / self.fair_speedup, 1.0) ** self.rule.power
+            costs -= floors * np.minimum(values / owed, 1.0) ** self.rule.power
         return costs
 
     def memory(self, allocation: Allocation) -> Accounts:
@@ -176,18 +189,19 @@ class RankedWork(Objective):
             after = allocation.get(job.id)
             if after and after != running.get(job.id):
                 self.accounts[job.id] = self.accounts[job.id].moved(now + job.resize_cost_seconds)
-        return Accounts(now, self.accounts)
+        return (self.before or Accounts(now)).kept(now, self.accounts)
 
     def _keep_accounts(self, held_speedups: FloatArray) -> None:
-        now, share = self.snapshot.now, max(self.snapshot.cluster.num_gpus, 1) / max(len(self.jobs), 1)
+        now, share = self.snapshot.now, self.num_gpus / max(len(self.jobs), 1)
         rates = (held_speedups * self.fair_goodputs).tolist()
-        fair_rates = (held_speedups / self.fair_speedup).tolist()
+        fair_rates = (held_speedups / self.fair_speedups).tolist()
         known: Mapping[str, Account] = {} if self.before is None else self.before.by_job
         since = now if self.before is None else min(self.before.at, now)
         for job, rate, fair_rate in zip(self.jobs, rates, fair_rates, strict=True):
             account = known.get(job.id)
             if account is None:
-                account = Account(min(job.attained_gpu_seconds / share, max(now - job.submitted_at, 0.0)))
+                owed = share if job.limits.min_gpus <= self.fair_gpus else float(job.limits.min_gpus)
+                account = Account(min(job.attained_gpu_seconds / owed, max(now - job.submitted_at, 0.0)))
             seconds = now - max(since, min(account.paused_until, now))
             self.accounts[job.id] = account.after(seconds, rate, fair_rate, job)
 
@@ -238,13 +252,19 @@ class RankedWork(Objective):
         return numbers
 
 
+def _can_run(job: JobView, model: GoodputModel) -> bool:
+    """Whether a model, with the batch limits of another job, lets the job run on any number of GPUs that it allows."""
+    fewest = max(model.min_gpus, job.limits.min_gpus)
+    return fewest <= min(model.max_gpus, job.limits.max_gpus)
+
+
 def _informed(job: JobView, snapshot: Snapshot) -> JobView:
     """The job with the curve of its kind, unless its own model differs too much."""
     prior, own = job.prior, job.goodput
     if prior is None or not isinstance(prior.goodput, GoodputModel):
         return job
     if own is None:
-        return replace(job, goodput=prior.goodput)
+        return replace(job, goodput=prior.goodput) if _can_run(job, prior.goodput) else job
     if not isinstance(own, GoodputModel):
         return job
     pooled = replace(own, throughput=prior.goodput.throughput, by_type=prior.goodput.by_type)

@@ -25,6 +25,8 @@ _SHARE_PER_TURN = 0.05
 # that has waited for as long as its turn lasts.
 _BEGINS, _FIRST_TURNS = 5.0, 2.0
 _IN_TURN = 3.0
+# By how much the weight of a job that needs more than the fair share grows in each of its turns that it waits.
+_IMPATIENCE = 4.0
 # A job that holds GPUs loses this share of its weight for each doubling of what it has had, at most the second one.
 _YIELD, _MOST_YIELD = 0.02, 0.3
 
@@ -52,22 +54,31 @@ def turn_weights(snapshot: Snapshot, turns: Turns) -> npt.NDArray[np.float64] | 
     5 for one that never held any GPU, or holds some and has A < 2 L; 3 for other holders for the time Q; then 1;
     and 1 + 2 · min(waited / Q, 1) for one that waits. A job that holds GPUs yields a share of that,
     min(0.02 · log2(1 + A / L), 0.3): among equals, the one that has had most makes room first.
+
+    A job that needs G > 1 times the fair share counts for G jobs, each with A / G, but with 10 in its turn, so that
+    new jobs do not end it, and with 1 + 4 · waited / Q while it waits, without bound.
     """
     if sum(job.limits.min_gpus for job in snapshot.jobs) <= snapshot.cluster.num_gpus:
         return None
-    return np.array([_turn_weight(snapshot, job, turns) for job in snapshot.jobs])
+    fair = max(math.ceil(snapshot.cluster.num_gpus / len(snapshot.jobs)), 1)
+    return np.array([_turn_weight(snapshot, job, turns, job.limits.min_gpus / fair) for job in snapshot.jobs])
 
 
-def _turn_weight(snapshot: Snapshot, job: JobView, turns: Turns) -> float:
-    had, holds = job.attained_gpu_seconds, bool(snapshot.placement(job.id))
+def _turn_weight(snapshot: Snapshot, job: JobView, turns: Turns, gang: float) -> float:
+    many = max(gang, 1.0)
+    had, holds = job.attained_gpu_seconds / many, bool(snapshot.placement(job.id))
     least = max(_COSTS_PER_TURN * job.resize_cost_seconds, _LEAST_TURN_SECONDS)
     turn = max(least, _SHARE_PER_TURN * had)
     held, since = turns.since.get(job.id, (holds, snapshot.now))
     seconds = max(snapshot.now - since, 0.0) if held == holds else 0.0
+    if not holds and gang > 1.0:
+        return gang * (1.0 + _IMPATIENCE * seconds / turn)
     if not holds:
         return 1.0 + (_IN_TURN - 1.0) * min(seconds / turn, 1.0) if had else _BEGINS
-    if had < _FIRST_TURNS * least:
+    if gang > 1.0 and seconds < turn:
+        weight = 2.0 * _BEGINS
+    elif had < _FIRST_TURNS * least:
         weight = _BEGINS
     else:
         weight = _IN_TURN if seconds < turn else 1.0
-    return weight * (1.0 - min(_YIELD * math.log2(1.0 + had / least), _MOST_YIELD))
+    return many * weight * (1.0 - min(_YIELD * math.log2(1.0 + had / least), _MOST_YIELD))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pollux.backends as backends
@@ -49,6 +51,8 @@ __all__ = [
 
 _PLACE = "listened_at"
 _VIEWER = "viewer-token"
+# A name may have an address of a kind that this machine does not have, such as ::1 in most containers.
+_NOT_OF_THIS_MACHINE = (errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL)
 _log = logging.getLogger("pollux.service")
 
 
@@ -236,22 +240,34 @@ def listen_again(host: str, port: int) -> socket.socket | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at the address; one clear error if that is not possible."""
+    """A socket at the first address of the host that this machine has; one clear error if that is not possible."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise InvalidInput(f"address '{host}' is not known here: {error.strerror}; give one of this machine") from error
+    why = ""
+    for family, kind, protocol, _, address in found:
+        try:
+            return _bound(family, kind, protocol, address)
+        except OSError as error:
+            if error.errno not in _NOT_OF_THIS_MACHINE:
+                raise Conflict(
+                    f"cannot listen on {host} port {port}: {error.strerror}; "
+                    "stop what is there, or choose another with --port (0: any free one)"
+                ) from error
+            why = why or error.strerror or str(error)
+    raise InvalidInput(f"cannot listen on {host}: {why}; give an address of this machine with --host")
+
+
+def _bound(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(1024)
-    except OSError as error:
+    except OSError:
         listener.close()
-        raise Conflict(
-            f"cannot listen on {host} port {port}: {error.strerror}; "
-            "stop what is there, or choose another with --port (0: any free one)"
-        ) from error
+        raise
     return listener
 
 

@@ -62,6 +62,8 @@ class MeasuredApplication:
         self._runs = _read_runs(folder)
         self.batch_sizes = tuple(sorted(self._runs))
         self._placements, points = _read_placements(folder)
+        self.placements = tuple(self._placements)
+        self.local_batches = tuple(sorted({int(batch) for table in self._placements.values() for batch in table[0]}))
         self.limits, self.fixed = self._settings(settings)
         self.state_bytes: float | None = settings.get("state_bytes")
         # An epoch is over when the fastest of the recorded runs would have ended it.

@@ -16,6 +16,7 @@ from pollux.sim.applications.application import Application
 from pollux.sim.results.bound import completion_bound
 from pollux.sim.results.fairness import IsolatedTimes, finish_time_fairness
 from pollux.sim.simulation.compare import PolicyChoice
+from pollux.sim.simulation.disturbances import Disturbances
 from pollux.sim.simulation.simulation import RunOutcome, SimulationSettings
 from pollux.sim.workloads.classes import CLASSES, application_class
 from pollux.sim.workloads.workload import Workload
@@ -170,6 +171,12 @@ def _standstill(seconds: float | str) -> str:
     return f"{seconds:g} s standstill when a job's GPUs change"
 
 
+def _disturbed(values: Mapping[str, float]) -> list[str]:
+    usual = asdict(Disturbances())
+    wrong = [f"{name} {value:g}" for name, value in values.items() if value != usual[name]]
+    return [f"disturbed by {', '.join(wrong)}"] if wrong else []
+
+
 def describe_world(config: Mapping[str, Any]) -> list[str]:
     """A description of the simulated cluster, in a few lines."""
     rounds = f"rounds of {config['interval_seconds']:g} s" if config["trigger"] == "rounds" else "events"
@@ -180,6 +187,7 @@ def describe_world(config: Mapping[str, Any]) -> list[str]:
     ]
     if config["interference"]:
         cluster.append(f"distributed jobs that share a node lose {config['interference']:.0%} of their speed")
+    cluster += _disturbed(config.get("disturbances") or {})
     fixed = [
         f"{name} ({held['num_gpus']} GPU{'s' * (held['num_gpus'] > 1)}, batch {held['batch_size']})"
         for name, application in config["applications"].items()

@@ -22,7 +22,16 @@ from pollux.sim.applications.application import Application
 from pollux.sim.applications.isolated import packed_counts
 from pollux.sim.simulation.disturbances import JobDisturbance
 
-__all__ = ["Batching", "FixedBatch", "LearnedBatch", "Oracle", "Sample", "SimulatedJob", "packed_step_seconds"]
+__all__ = [
+    "Batching",
+    "FixedBatch",
+    "LearnedBatch",
+    "Oracle",
+    "Sample",
+    "SimulatedJob",
+    "packed_step_seconds",
+    "split_or_singles",
+]
 
 
 # A batch is kept unless another promises this much more. The published search tries 50 fixed totals and so cannot
@@ -46,7 +55,7 @@ class Sample:
     efficiency: float
 
 
-def _split(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
+def split_or_singles(total: int, num_gpus: int, limits: BatchLimits) -> BatchChoice:
     """A total batch on K GPUs, Eq. (G13); if it divides badly, as many single samples as the maximum allows."""
     try:
         return split_total(total, num_gpus, limits)
@@ -88,7 +97,7 @@ class FixedBatch:
 
     def choose(self, placement: Placement) -> BatchChoice:
         """Split the total over the replicas."""
-        return _split(self._total, placement.num_gpus, self._limits)
+        return split_or_singles(self._total, placement.num_gpus, self._limits)
 
     def observe(self, placement: Placement, batch: BatchChoice, times: tuple[float, float], noise: Efficiency) -> None:
         """A rigid job learns nothing."""
@@ -138,9 +147,9 @@ class LearnedBatch:
         """Best batch by the model; before there is one, the smallest that is allowed."""
         limits, num_gpus = self._limits, placement.num_gpus
         if self._total is not None:
-            return _split(self._total, num_gpus, limits)
+            return split_or_singles(self._total, num_gpus, limits)
         if self._model is None:
-            return _split(max(limits.initial, limits.local_min * num_gpus), num_gpus, limits)
+            return split_or_singles(max(limits.initial, limits.local_min * num_gpus), num_gpus, limits)
         key = (placement.num_nodes, num_gpus)
         choice = self._chosen.get(key)
         if choice is None:
@@ -321,7 +330,7 @@ class Oracle:
 def packed_step_seconds(application: Application, total_batch: int, num_gpus: int, gpus_per_node: int) -> float:
     """Step time of a fixed total batch on as few nodes as possible."""
     counts = packed_counts(num_gpus, gpus_per_node)
-    batch = _split(total_batch, num_gpus, application.limits)
+    batch = split_or_singles(total_batch, num_gpus, application.limits)
     accumulation, local = batch.accumulation, batch.local_batch
     if num_gpus == 1 and accumulation == 0:
         accumulation, local = 1, -(-total_batch // 2)

@@ -34,7 +34,7 @@ from pollux.controller import (
 from pollux.core import NOWHERE, Cluster, GoodputFunction, InvalidInput, JobLimits, Node, Policy
 from pollux.sim.applications.application import Application
 from pollux.sim.applications.modelled import Terms
-from pollux.sim.simulation.disturbances import Disturbances, JobDisturbance, node_failures
+from pollux.sim.simulation.disturbances import Disturbances, JobDisturbance, node_failures, spot_preemptions
 from pollux.sim.simulation.jobs import FixedBatch, LearnedBatch, Oracle, SimulatedJob
 from pollux.sim.simulation.resize_cost import AUTO, DEFAULT_RESIZE_SECONDS, Pauses
 from pollux.sim.workloads.workload import Workload, WorkloadJob, check_applications
@@ -59,7 +59,7 @@ class SimulationSettings:
 
     `interference` is the share of speed that a distributed job loses when another distributed job uses one of
     its nodes. `max_gpus_per_job` bounds adaptive jobs. `max_hours` ends a run that gets nowhere. `resize_seconds` is
-    how long a job pauses when its GPUs change; `auto`: by the model of `resize_cost`.
+    how long a job pauses when its GPUs change; `auto`: by the model of `resize_cost`. `disturbances`: what goes wrong.
     """
 
     num_nodes: int = 16
@@ -71,6 +71,7 @@ class SimulationSettings:
     max_gpus_per_job: int = 64
     max_hours: float = 10_000.0
     seed: int = 0
+    disturbances: Disturbances | None = None
 
     def __post_init__(self) -> None:
         if self.num_nodes < 1:
@@ -147,6 +148,9 @@ class _Run:
         self.disturbances = disturbances
         self.failures = node_failures(disturbances or Disturbances(), settings.seed, settings.num_nodes)
         self.next_failure = next(self.failures, None)
+        self.preemptions = spot_preemptions(disturbances or Disturbances(), settings.seed, settings.num_nodes)
+        self.next_notice = next(self.preemptions, None)
+        self.leaving: list[tuple[float, str]] = []
         self.repairs: list[tuple[float, Node]] = []
         self.rounds = settings.trigger == "rounds"
         self.pauses = Pauses(settings.resize_seconds)
@@ -188,27 +192,45 @@ class _Run:
             moments += [self.arrivals[-1].time] if self.arrivals else []
             moments += self.wake.values()
             moments += [at for at, _ in self.repairs[:1]]
-            moments += [] if self.next_failure is None else [self.next_failure[0]]
+            moments += [due[0] for due in (self.next_failure, self.next_notice, *self.leaving[:1]) if due is not None]
         if not moments:
             raise self._stuck()
         return min(moments)
 
     def _break_and_repair(self, now: float) -> None:
-        """Add nodes repaired by now; remove nodes that fail by now, with what runs there."""
+        """Add nodes repaired by now; remove nodes that fail or are taken away by now, with what runs there."""
         while self.repairs and self.repairs[0][0] <= now:
             self._apply(NodeAdded(now, self.repairs.pop(0)[1]))
         while self.next_failure is not None and self.next_failure[0] <= now:
-            assert self.disturbances is not None
-            node = self.controller.cluster.by_id.get(f"node-{self.next_failure[1]}")
+            self._lose_node(f"node-{self.next_failure[1]}", now, saved=False)
             self.next_failure = next(self.failures, None)
-            if node is None:
-                continue
-            self._advance_jobs(self.unfinished, now)
-            for command in self._apply(NodeRemoved(now, node.id)):
-                if isinstance(command, StopJob):
-                    self.jobs[command.job_id].lose(self.disturbances.checkpoint_seconds)
-                self._execute(command, now)
-            self.repairs.append((now + self.disturbances.repair_seconds, node))
+        self._take_spot_nodes(now)
+
+    def _take_spot_nodes(self, now: float) -> None:
+        """Close nodes whose notice has come, and remove those whose notice is over."""
+        while self.next_notice is not None and self.next_notice[0] <= now:
+            assert self.disturbances is not None
+            node = self.controller.cluster.by_id.get(f"node-{self.next_notice[1]}")
+            if node is not None and node.schedulable:
+                self._apply(NodeAdded(now, replace(node, schedulable=False)))
+                self.leaving.append((now + self.disturbances.notice_seconds, node.id))
+            self.next_notice = next(self.preemptions, None)
+        while self.leaving and self.leaving[0][0] <= now:
+            node = self.controller.cluster.by_id.get(self.leaving.pop(0)[1])
+            if node is not None and not node.schedulable:
+                self._lose_node(node.id, now, saved=bool(self.disturbances and self.disturbances.notice_seconds))
+
+    def _lose_node(self, node_id: str, now: float, saved: bool) -> None:
+        """Remove a node, if it is there; its jobs fall back to their last checkpoint unless they have `saved`."""
+        node = self.controller.cluster.by_id.get(node_id)
+        if node is None or self.disturbances is None:
+            return
+        self._advance_jobs(self.unfinished, now)
+        for command in self._apply(NodeRemoved(now, node_id)):
+            if isinstance(command, StopJob) and not saved:
+                self.jobs[command.job_id].lose(self.disturbances.checkpoint_seconds)
+            self._execute(command, now)
+        self.repairs.append((now + self.disturbances.repair_seconds, replace(node, schedulable=True)))
 
     def _stuck(self) -> InvalidInput:
         return InvalidInput(
@@ -432,7 +454,8 @@ def simulate(
     """Run one workload under one policy; `progress(done, total)` is called as jobs end.
 
     `record` is called with every fact and its commands. With `only_news`, reports that a service would keep
-    as telemetry (`Controller.is_news`) do not reach the controller. `disturbances` are what goes wrong; None: nothing.
+    as telemetry (`Controller.is_news`) do not reach the controller. `disturbances`: what goes wrong, or the settings'.
     """
     world = settings or SimulationSettings()
-    return _Run(workload, policy, applications, world, progress, record, only_news, disturbances).run()
+    troubles = disturbances or world.disturbances
+    return _Run(workload, policy, applications, world, progress, record, only_news, troubles).run()

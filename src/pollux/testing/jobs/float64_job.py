@@ -2,8 +2,9 @@
 
 Replicas write down their process numbers and results in the folder. Files and variables control the job:
 
-- after each step it sleeps `LIVE_JOB_PACE` seconds, until the file `fast` exists;
-- `POLLUX_FAIL_AT=transfer/0,1/9` sends signal 9 to ranks 0 and 1 when they first reach phase `transfer` of a change;
+- after each step it sleeps `LIVE_JOB_PACE` seconds, ten times as long in its second half, until the file `fast` exists:
+  it does not end by itself while a test is at work on it, however slow the machine is;
+- `POLLUX_FAIL_AT=transfer/0,1/9` sends signal 9 to ranks 0 and 1 when both have reached phase `transfer` of a change;
 - after pass `POLLUX_HOLD_AT` (or the last, if it has that number), replicas compute until `go` exists;
 - while the file `stall` exists, the replica that was started as rank 1 gets no data.
 """
@@ -30,6 +31,7 @@ SLOW = {"LIVE_JOB_PACE": "0.06"}
 """Variables for few steps and long sleeps, which leave the processor to the processes under test."""
 
 _PACE_SECONDS = "0.02"
+_SLOWER = 10
 
 
 def _task() -> tuple[Any, Any, Any]:
@@ -116,6 +118,9 @@ def _fail_at(folder: Path, text: str) -> None:
             # Each rank fails once, even over several processes.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(folder / f"failed-{rank}", os.O_CREAT | os.O_EXCL))
+                # Together: who is still on the way when another is gone goes on under another rank.
+                while not all((folder / f"failed-{each}").exists() for each in ranks.split(",")):
+                    time.sleep(0.01)
                 os.kill(os.getpid(), int(number))
 
     generation_move.at_phase = fail
@@ -148,6 +153,7 @@ def main(folder: Path, epochs: int) -> None:
     )
     began = job.step
     pace = float(os.environ.get("LIVE_JOB_PACE", _PACE_SECONDS))
+    paces = (pace, pace * _SLOWER)
     hold = int(os.environ.get("POLLUX_HOLD_AT", "-1"))
     for epoch in job.epochs(epochs):
         for x, y in job.batches():
@@ -155,7 +161,7 @@ def main(folder: Path, epochs: int) -> None:
             if job.step == began + 2:
                 (folder / f"stepped-{pid}").touch()
             if not (folder / "fast").exists():
-                time.sleep(pace)
+                time.sleep(paces[2 * epoch >= epochs])
         if hold == epoch and not (folder / "go").exists():
             _wait(folder, "held")
     passes = [[each["pass"], each["samples"]] for each in job.receipt.to_json()["ledger"]]

@@ -166,9 +166,11 @@ class ReplicaServer:
         """Send a request to the forking process, and return its answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
         if not line:
             raise AssertionError(f"the process that forks replicas ended with code {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
@@ -177,7 +179,9 @@ class ReplicaServer:
     def close(self) -> None:
         """End all replicas and the process that forks them."""
         if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+            # What could not be written to a process that has ended is still in the buffer.
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
             try:
                 self._process.wait(timeout=PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 """Slows a machine down for tests, in every Python that has this folder in PYTHONPATH: imports, and the disk.
 
-`POLLUX_TEST_IMPORT_SECONDS`: so much longer `import torch` takes. `POLLUX_TEST_DISK_SECONDS`: so much longer each write
-takes to reach the disk.
+`POLLUX_TEST_IMPORT_SECONDS`: so much longer `import torch` takes. `POLLUX_TEST_DISK_SECONDS`: so much longer each file
+of a checkpoint takes to be written, and so much longer again whatever is to reach the disk.
 """
 
 import os
@@ -32,3 +32,12 @@ if _DISK_SECONDS:
         _fsync(number)
 
     os.fsync = _slow_fsync
+
+    def _slow_write(event, details):
+        """Files that are opened to be written, whether anybody waits for the disk or not."""
+        if event != "open" or not isinstance(details[0], str | bytes) or not details[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        if "checkpoints" in os.fsdecode(details[0]).split(os.sep)[:-1]:
+            time.sleep(_DISK_SECONDS)
+
+    sys.addaudithook(_slow_write)

@@ -20,14 +20,15 @@ CARDS = [(0, "A100", "GPU-aa"), (1, "A100", "GPU-bb"), (2, "A100", "GPU-cc")]
 def test_slots_are_cpu_slots():
     devices = find_devices(5, {})
     assert (devices.node.num_gpus, devices.node.gpu_type, devices.is_cpu) == (5, "cpu", True)
-    assert devices.node.num_cpus == len(os.sched_getaffinity(0))
+    assert 0 < devices.node.num_cpus <= len(os.sched_getaffinity(0))
     assert devices.node.memory_bytes > 0
 
 
 def test_without_gpus_there_is_a_slot_for_each_core(monkeypatch):
     monkeypatch.setattr(devices_module, "_gpus", list)
     devices = find_devices(None, {})
-    assert devices.node.num_gpus == len(os.sched_getaffinity(0))
+    usable = min(len(os.sched_getaffinity(0)), devices_module.read_limits().cpus)
+    assert devices.node.num_gpus == max(1, int(usable))
     assert devices.is_cpu
 
 

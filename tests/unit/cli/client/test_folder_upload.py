@@ -14,6 +14,8 @@ from pollux.cli.client import folder_upload
 from pollux.core.errors import InvalidInput
 from pollux.service.http.uploads import Packages
 
+RUN = "run: " + json.dumps([sys.executable, "train.py"])
+
 
 @pytest.fixture
 def service(fake, tmp_path, monkeypatch):
@@ -76,10 +78,10 @@ def test_a_dry_run_sends_nothing_and_plans_what_is_there(run, service, tmp_path)
 
 
 def test_checkpoints_inside_go_to_the_services_own_place(run, service, tmp_path):
-    Path("inside.yaml").write_text(f"run: {sys.executable} train.py\ncheckpoint: {{dir: saved, keep: 2}}\n")
+    Path("inside.yaml").write_text(f"{RUN}\ncheckpoint: {{dir: saved, keep: 2}}\n")
     assert run("submit", "--ship", "inside.yaml").exit_code == 0
     assert job_of(service)["checkpoint"] == {"keep": 2}
-    Path("outside.yaml").write_text(f"run: {sys.executable} train.py\ncheckpoint: {{dir: {tmp_path}/shared}}\n")
+    Path("outside.yaml").write_text(f"{RUN}\ncheckpoint: {{dir: {tmp_path}/shared}}\n")
     assert run("submit", "--ship", "outside.yaml").exit_code == 0
     assert job_of(service)["checkpoint"] == {"dir": f"{tmp_path}/shared"}
 
@@ -187,7 +189,7 @@ def test_what_is_refused_when_it_was_sent_is_refused(run, far):
 
 def test_several_jobs_of_one_folder_go_with_paths_from_their_files(run, far, tmp_path, monkeypatch):
     for name in ("one", "two"):
-        Path(f"{name}.yaml").write_text(f"run: {sys.executable} train.py\nworkdir: .\ncheckpoint: {{dir: saved}}\n")
+        Path(f"{name}.yaml").write_text(f"{RUN}\nworkdir: .\ncheckpoint: {{dir: saved}}\n")
     folder = Path.cwd()
     monkeypatch.chdir(tmp_path)
     result = run("submit", "work/one.yaml", "work/two.yaml")

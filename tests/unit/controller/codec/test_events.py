@@ -167,7 +167,8 @@ def _without_later_fields(fact):
     """Take out the fields that came later; none of them says anything."""
     spec = fact["spec"] if isinstance(fact.get("spec"), dict) else {}
     request = spec.get("request") or {}
-    later = [(spec, "kind"), (spec, "group"), (spec, "deadline"), (request, "group"), (request, "deadline")]
+    later = [(spec, "kind"), (spec, "group"), (spec, "deadline"), (request, "group"), (request, "kind")]
+    later += [(request, "deadline")]
     later += [(limits, "shares_gpus") for limits in (spec.get("limits"), fact.get("limits")) if limits]
     later += [(fact, name) for name in ("loss", "utilization", "memory_bytes")]
     assert not any(part.pop(name, None) for part, name in later)

@@ -7,6 +7,7 @@ import socket
 import stat
 
 import pytest
+from tests.support.network import has_ipv6
 
 from pollux.backends.process.network import is_loopback
 from pollux.core.errors import Conflict, InvalidInput, Unauthorised, UnknownName
@@ -124,13 +125,41 @@ def test_a_port_in_use_is_one_clear_error():
         listen("no-such-host.invalid", 1)
 
 
+@pytest.fixture
+def no_ipv6(monkeypatch):
+    """A kernel without it, and a name that has an address of each kind."""
+    make, look = socket.socket, socket.getaddrinfo
+
+    def without(family=-1, *more, **named):
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return make(family, *more, **named)
+
+    def both(host, port, **named):
+        return [
+            row for each in (("::1", "127.0.0.1") if host == "both" else (host,)) for row in look(each, port, **named)
+        ]
+
+    monkeypatch.setattr(socket, "socket", without)
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+
+
+def test_an_address_of_a_kind_that_this_machine_lacks_is_passed_over_or_one_clear_error(no_ipv6):
+    with listen("both", 0) as first:
+        assert first.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(Conflict, match="in use"):
+            listen("both", first.getsockname()[1])
+    with pytest.raises(InvalidInput, match=r"cannot listen on ::1: Address family not supported .*--host"):
+        listen("::1", 0)
+
+
 def test_the_url_is_one_that_works_from_here(tmp_path):
     settings = ServiceSettings(home=tmp_path)
     with listen("127.0.0.1", 0) as found:
         assert url_of(settings, found) == f"http://127.0.0.1:{found.getsockname()[1]}"
     with listen("0.0.0.0", 0) as found:
         assert url_of(settings, found).startswith("http://127.0.0.1:")
-    if socket.has_ipv6:
+    if has_ipv6():
         with listen("::1", 0) as found:
             assert url_of(settings, found).startswith("http://[::1]:")
 

@@ -1,14 +1,27 @@
 """Troubles of a simulated world: of the sizes asked for, the same again for the same seed, none by default."""
 
 import math
+from dataclasses import replace
 from itertools import islice
 from statistics import fmean, stdev
 
 import pytest
 
-from pollux.core import InvalidInput
-from pollux.goodput import Efficiency
-from pollux.sim.simulation.disturbances import Disturbances, JobDisturbance, node_failures
+from pollux.controller import NodeAdded, NodeRemoved
+from pollux.core import InvalidInput, UnknownName
+from pollux.goodput import BatchLimits, Efficiency
+from pollux.policies import create
+from pollux.sim.simulation import simulation
+from pollux.sim.simulation.disturbances import (
+    Disturbances,
+    JobDisturbance,
+    node_failures,
+    read_disturbances,
+    spot_preemptions,
+)
+from pollux.sim.simulation.simulation import SimulationSettings, simulate
+from pollux.sim.workloads.workload import Workload, WorkloadJob
+from pollux.testing import FakeApplication
 
 TRUE = Efficiency(8, 2.0, 10.0)
 MANY = 2000
@@ -109,8 +122,58 @@ def test_shares_out_of_range_are_refused(name, value):
         Disturbances(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["remaining_sigma", "node_hours", "repair_seconds", "checkpoint_seconds"])
+@pytest.mark.parametrize(
+    "name", ["remaining_sigma", "node_hours", "repair_seconds", "spot_hours", "notice_seconds", "lie_rise"]
+)
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
 def test_sizes_out_of_range_are_refused(name, value):
     with pytest.raises(InvalidInput, match=name):
         Disturbances(**{name: value})
+
+
+def test_a_creeping_lie_rises_as_the_job_works():
+    liar = next(job for job in many(Disturbances(lying=0.5, lie=0.05, lie_rise=0.4)) if job.lies)
+    found = [liar.remaining(left, 100.0) for left in (100.0, 50.0, 0.0)]
+    assert found == pytest.approx([5.0, 6.0, 7.0])
+
+
+def test_spot_nodes_are_taken_at_their_own_rate_whatever_else_fails():
+    world = Disturbances(spot_hours=24.0)
+    found = list(islice(spot_preemptions(world, 1, 16), MANY))
+    assert found[-1][0] / MANY == pytest.approx(24.0 * 3600 / 16, rel=0.06)
+    assert found == list(islice(spot_preemptions(replace(world, node_hours=9.0), 1, 16), MANY))
+    assert list(spot_preemptions(Disturbances(node_hours=9.0), 1, 16)) == []
+
+
+@pytest.mark.parametrize(("notice", "saved"), [(120.0, True), (0.0, False)])
+def test_a_node_with_notice_closes_first_and_its_jobs_lose_nothing(monkeypatch, notice, saved):
+    """One node of two is taken away at 1,000 s, under a job of 3,000 s that checkpoints once in a blue moon."""
+    monkeypatch.setattr(simulation, "spot_preemptions", lambda *_: iter([(1000.0, 0), (1000.0, 0)]))
+    application = FakeApplication("a", BatchLimits(10, 10, 10, 10), (3000.0,))
+    workload = Workload("one", (WorkloadJob("a-0", 0.0, "a", 1, 10),))
+    world = Disturbances(spot_hours=1.0, notice_seconds=notice, checkpoint_seconds=1e6, repair_seconds=50.0)
+    settings = SimulationSettings(1, 1, "events", resize_seconds=0.0, disturbances=world)
+    changes: list[tuple[str, float, bool]] = []
+
+    def listen(event, commands):
+        if isinstance(event, NodeAdded | NodeRemoved):
+            changes.append(
+                (type(event).__name__, event.at, getattr(getattr(event, "node", None), "schedulable", False))
+            )
+
+    outcome = simulate(workload, create("castor"), {"a": application}, settings, record=listen)
+    gone = 1000.0 + notice
+    closing = [("NodeAdded", 1000.0, False), ("NodeRemoved", gone, False), ("NodeAdded", gone + 50.0, True)]
+    assert changes == closing
+    # Waiting for the node: 50 s, and the controller's pause after a loss.
+    lost = outcome.jobs[0].finished - 3000.0
+    assert (50.0 <= lost < 200.0) if saved else lost > 1000.0
+
+
+def test_disturbances_are_read_from_text():
+    assert read_disturbances("step_time=0.2, node_hours=48") == Disturbances(step_time=0.2, node_hours=48.0)
+    assert read_disturbances("") == Disturbances()
+    with pytest.raises(UnknownName, match="did you mean 'node_hours'"):
+        read_disturbances("node_hour=48")
+    with pytest.raises(InvalidInput, match="lying is 'often'; give a number"):
+        read_disturbances("lying=often")

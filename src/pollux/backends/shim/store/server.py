@@ -77,7 +77,9 @@ class ListeningStore:
             # Garbage collection must not touch the parent's objects, so that their memory stays shared.
             gc.freeze()
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            # Some containers forbid it.
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             _serve(StorePeers(self._listener, self.access.secret), control)
         except BaseException:
             os.write(2, traceback.format_exc().encode())

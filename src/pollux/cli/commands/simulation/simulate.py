@@ -27,6 +27,12 @@ def _read_resize_seconds(value: str) -> float | str:
     return value if value == "auto" else real(lambda number: number >= 0, "0 or more, or 'auto'")(value)
 
 
+def _read_disturbances(value: str) -> Any:
+    from pollux.sim.simulation.disturbances import read_disturbances
+
+    return read_disturbances(value)
+
+
 def simulate(
     workloads: Annotated[
         list[Path] | None,
@@ -85,6 +91,14 @@ def simulate(
             help="Speed that distributed jobs lose when they share a node.",
         ),
     ] = 0.0,
+    disturb: Annotated[
+        Any,
+        typer.Option(
+            metavar="NAME=VALUE,...",
+            parser=_read_disturbances,
+            help="What goes wrong, such as step_time=0.2,node_hours=48; the documentation of the simulator has all.",
+        ),
+    ] = None,
     avoid_interference: Annotated[
         bool, typer.Option(help="Whether the policy pollux keeps distributed jobs off each other's nodes.")
     ] = True,
@@ -125,6 +139,7 @@ def simulate(
         interference=interference,
         max_gpus_per_job=max_gpus_per_job,
         seed=seed,
+        disturbances=disturb,
     )
     chosen = choose_policies(
         [name.strip() for name in policies.split(",") if name.strip()],

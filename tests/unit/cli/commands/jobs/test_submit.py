@@ -9,6 +9,8 @@ from pollux.cli.commands.jobs import logs
 from pollux.cli.display.plan_text import plan_lines
 from pollux.core.errors import Conflict
 
+RUN = "run: " + json.dumps([sys.executable, "train.py"])
+
 
 @pytest.fixture
 def service(fake, tmp_path, monkeypatch):
@@ -30,7 +32,7 @@ def write(path, text):
 
 
 def test_a_file(run, service, tmp_path):
-    file = write(tmp_path / "resnet.yaml", f"run: {sys.executable} train.py\ngpus: 1..4\nqueue: vision\n")
+    file = write(tmp_path / "resnet.yaml", f"{RUN}\ngpus: 1..4\nqueue: vision\n")
     result = run("submit", file)
     assert result.exit_code == 0, result.stderr
     assert result.stdout == (
@@ -44,7 +46,7 @@ def test_a_file(run, service, tmp_path):
 
 def test_options_replace_what_is_in_the_file(run, service, tmp_path, monkeypatch):
     monkeypatch.setenv("FROM_HERE", "yes")
-    file = write(tmp_path / "a.yaml", f"run: {sys.executable} train.py\ngpus: 1..4\nenv: {{SEED: 1, KEPT: 2}}\n")
+    file = write(tmp_path / "a.yaml", f"{RUN}\ngpus: 1..4\nenv: {{SEED: 1, KEPT: 2}}\n")
     options = "--name other --gpus 2..8 --queue q --priority high --env SEED=7 -e FROM_HERE --after x --after y"
     assert run("submit", *options.split(), file).exit_code == 0
     [(_, body)] = service.calls("POST")
@@ -73,10 +75,10 @@ def test_dry_run_prints_plan_and_request_and_submits_nothing(run, service):
 
 
 def test_several_files_are_all_checked_before_one_is_sent(run, service, tmp_path):
-    good = write(tmp_path / "good.yaml", f"run: {sys.executable} train.py\n")
-    bad = write(tmp_path / "bad.yaml", f"run: {sys.executable} train.py\ngpu: 3\n")
-    missing = write(tmp_path / "missing.yaml", f"run: {sys.executable} absent.py\n")
-    other = write(tmp_path / "other.yaml", f"run: {sys.executable} train.py\n")
+    good = write(tmp_path / "good.yaml", f"{RUN}\n")
+    bad = write(tmp_path / "bad.yaml", f"{RUN}\ngpu: 3\n")
+    missing = write(tmp_path / "missing.yaml", f"run: {json.dumps([sys.executable, 'absent.py'])}\n")
+    other = write(tmp_path / "other.yaml", f"{RUN}\n")
     result = run("submit", good, bad)
     assert result.exit_code == 2
     assert "bad.yaml" in result.stderr
@@ -114,7 +116,7 @@ def test_refusals_are_one_line_and_nothing_is_sent(run, service, words, said):
 
 @pytest.mark.parametrize("words", [("--json",), ("--json", "--wait"), ()])
 def test_what_was_submitted_before_a_refusal_is_told(run, service, tmp_path, words):
-    files = [write(tmp_path / f"{name}.yaml", f"run: {sys.executable} train.py\n") for name in ("a", "b", "c")]
+    files = [write(tmp_path / f"{name}.yaml", f"{RUN}\n") for name in ("a", "b", "c")]
     submitted = service.answers["POST", "/v1/jobs"]
 
     def answer(query, body):
