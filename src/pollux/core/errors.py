@@ -14,6 +14,7 @@
     ├── Unauthorised            no token, or one that is not known
     ├── Forbidden               a token that may not do this
     ├── Unreachable             the service, or what it needs, is not there now
+    │   └── TooOften            it is asked more often than it answers: later it does
     ├── StoreFailed             a fact could not be written or read: disk full, damaged, locked
     ├── BackendFailed           replicas could not be started, or their engine does not answer
     └── BrokenDecision          a policy returned what check() refuses: our bug
@@ -40,6 +41,7 @@ __all__ = [
     "PolluxError",
     "StoreFailed",
     "TooLarge",
+    "TooOften",
     "Unauthorised",
     "UnknownName",
     "Unreachable",
@@ -130,6 +132,12 @@ class Unreachable(PolluxError):
     exit_code = 69
     http_status = 503
     retryable = True
+
+
+class TooOften(Unreachable):
+    """Asked more often than is answered; a second later it is."""
+
+    http_status = 429
 
 
 class StoreFailed(PolluxError):

@@ -17,7 +17,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Self
+from typing import IO, NoReturn, Self
 
 from pollux.core.errors import InvalidInput, TooLarge
 
@@ -47,6 +47,10 @@ _MAX_EXTRA_BYTES = 16 * 1024
 _MAX_EXTRAS = 4
 _EXTRA_TYPES = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _PIECE_BYTES = 64 * 1024
+# What reading an archive raises that is none.
+_DAMAGE = (
+    tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError, RecursionError, LookupError,
+)  # fmt: skip
 
 _LEFT_OUT = (
     ".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache",
@@ -109,7 +113,7 @@ def unpack(archive: Path | bytes, folder: Path) -> None:
                     )
                 folders += _make_folders(folder, inside.parent)
                 _write(tar, entry, folder / inside)
-    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError, RecursionError) as error:
+    except _DAMAGE as error:
         raise InvalidInput(f"the package cannot be unpacked ({error}): send it again as 'pollux submit' does") from None
 
 
@@ -176,10 +180,18 @@ def _entry_class() -> type[tarfile.TarInfo]:
             nonlocal extras
             found = super().frombuf(buf, encoding, errors)
             extras = extras + 1 if found.type in _EXTRA_TYPES else 0
+            if found.type == tarfile.GNUTYPE_SPARSE:
+                found._refuse_holes()
             too_long = extras and found.size > _MAX_EXTRA_BYTES
             if too_long or extras > _MAX_EXTRAS or found.size < 0 or found.type == tarfile.XGLTYPE:
                 raise InvalidInput(f"the package describes {found.name[:120]!r} at too great a length: not unpacked")
             return found
+
+        def _refuse_holes(self, *_: object) -> NoReturn:
+            raise InvalidInput(f"the package holds {self.name[:120]!r}, which is a file with holes: not unpacked")
+
+        # `tarfile` reads the list of holes, in each of its three formats, to its end, however long it is.
+        _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_holes
 
     return PackageEntry
 

@@ -12,6 +12,7 @@ JOB_VARIABLES: Mapping[str, str] = {
     "POLLUX_RUN_ID": "the same for all generations of a job, another for every job: its run's name in trackers",
     "POLLUX_URL": "address to which the job's agent reports; unset: it does not report",
     "POLLUX_JOB_TOKEN": "token of the agent, with which it can report and read this one job only",
+    "POLLUX_SERVER_UID": "user who may serve that address on this machine, besides the own one and root",
     "POLLUX_CA": "certificate of the service that the agent trusts, as PEM text; by default POLLUX_CA_FILE",
     "POLLUX_CA_FILE": "file with that certificate; unset: only the system's certificates are trusted",
     "POLLUX_CHECKPOINT_DIR": "folder for checkpoints where the script names none",
@@ -35,6 +36,7 @@ JOB_VARIABLES: Mapping[str, str] = {
 USER_VARIABLES: Mapping[str, str] = {
     "POLLUX_HOME": "folder of the service's store, tokens and logs; ~/.local/state/pollux where unset",
     "POLLUX_SERVER": "address of the service that the command line talks to; found in POLLUX_HOME where unset",
+    "POLLUX_SERVER_UID": "user who may serve that address on this machine, besides the own one, root and the token's",
     "POLLUX_TOKEN": "token of the command line; read from POLLUX_HOME where unset",
     "POLLUX_HANG_SECONDS": "silence after which a replica counts as hung and is ended, for local jobs; 30 where unset",
 }

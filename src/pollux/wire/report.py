@@ -10,6 +10,8 @@ __all__ = [
     "LARGEST_NUMBER",
     "LARGEST_SECONDS",
     "MOST_ERROR_CHARACTERS",
+    "MOST_METRICS",
+    "MOST_METRIC_LETTERS",
     "REPORT_VERSION",
     "SMALLEST_NUMBER",
     "ModelReport",
@@ -32,6 +34,12 @@ LARGEST_SECONDS = 1e9
 
 MOST_ERROR_CHARACTERS = 500
 """The most characters of a `checkpoint_error`."""
+
+MOST_METRICS = 256
+"""The most metrics in a report."""
+
+MOST_METRIC_LETTERS = 200
+"""The most letters of a metric's name."""
 
 LARGEST_BATCH = 10**12
 """The largest batch of a model, in samples."""

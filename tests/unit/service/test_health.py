@@ -72,7 +72,13 @@ def _piece(key, held):
     return _Piece(key, lambda: held.wait(PATIENCE_SECONDS), Future())
 
 
-@pytest.mark.parametrize("hang", [hang_store, hang_engine, hang_threads])
+def hang_folders(world, foreign, held, monkeypatch):
+    for key in range(16):
+        foreign.folders._submit("x", _piece(key, held))
+    return "the threads that look at working folders"
+
+
+@pytest.mark.parametrize("hang", [hang_store, hang_engine, hang_threads, hang_folders])
 def test_what_hangs_is_named(world, held, hang, monkeypatch):
     foreign = ForeignReads()
     part = hang(world, foreign, held, monkeypatch)

@@ -11,8 +11,13 @@ from starlette.testclient import TestClient
 
 from pollux.core.errors import InvalidInput
 from pollux.service import create_app
+from pollux.service.engine.notices import measured_seconds
+from pollux.service.views.projector import Projector
+from pollux.store.memory import MemoryTelemetry
+from pollux.store.protocol import TelemetryRow
 from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
-from pollux.wire.report import NoiseReport
+from pollux.wire import codec
+from pollux.wire.report import NoiseReport, Report
 
 PATHS = (
     "/v1/jobs", "/v1/summary", "/metrics", "/v1/status", "/v1/cluster", "/v1/queues", "/v1/timeline", "/v1/eta",
@@ -132,3 +137,102 @@ def test_a_store_that_holds_such_a_number_from_before_is_shown(client):
     assert rows["odd"]["fairness"] is None
     assert rows["good"]["fairness"] is not None
     assert rows["good"]["detail"] == ""
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | EDGES
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.integers()
+    | st.just(10**400)
+    | st.text(max_size=5)
+    | st.just("x"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = [field.name for field in dataclasses.fields(Report)]
+ETAS = ("issued", "score", "at", "low", "high", "current", "predictions", "misses")
+
+
+@st.composite
+def stored_rows(draw):
+    """A stored report of a plain job, some of whose fields hold anything, and a stored row of its ETAs."""
+    report = codec.encode(sample_report(draw(st.integers(0, 2)), model=SAMPLE_MODEL))
+    report |= draw(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), JSON, max_size=4))
+    etas = draw(st.dictionaries(st.sampled_from(ETAS), JSON | st.dictionaries(st.sampled_from(ETAS), JSON), max_size=3))
+    return [("report", report), ("eta", etas)]
+
+
+def stored(*rows):
+    telemetry = MemoryTelemetry()
+    telemetry.record([TelemetryRow("odd", at, kind, values) for at, (kind, values) in enumerate(rows, start=1)])
+    return telemetry
+
+
+@pytest.fixture
+def restarted(client):
+    """Start the views anew over a store with these rows, and show all jobs."""
+    world = client.world
+
+    def restart(*rows):
+        telemetry = stored(*rows)
+        views = Projector(telemetry)
+        for event in [event for _, event in world.engine.store.read()]:
+            views.replay(1, event)
+        views.show_all(world.engine.pipeline.controller, world.engine.now())
+        world.engine.pipeline.views = views
+        world.engine.telemetry = telemetry
+        measured_seconds("odd", telemetry.latest("report"))
+        return {row["id"]: row for row in client.get("/v1/jobs").json()["jobs"]}
+
+    return restart
+
+
+def test_a_damaged_report_in_the_store_is_said_on_its_job(client, restarted):
+    good = codec.encode(sample_report(1))
+    rows = restarted(("report", good | {"total_progress": "x", "progress": 1}))
+    assert "report in the store cannot be read" in rows["odd"]["detail"]
+    assert "total_progress" in rows["odd"]["detail"]
+    assert rows["good"]["detail"] == ""
+    all_answer(client)
+    report(client.world, "odd")
+    after = {row["id"]: row for row in client.get("/v1/jobs").json()["jobs"]}
+    assert after["odd"]["detail"] == "", "the next report replaces it"
+    assert restarted(("report", good))["odd"]["progress"] == 0.1
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=stored_rows())
+def test_no_row_in_the_store_breaks_a_view(client, restarted, rows):
+    restarted(*rows)
+    all_answer(client)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
+def test_no_values_of_an_entry_break_a_view(client, values):
+    """Were such a report taken after all, its job would be shown without it."""
+    board = client.world.engine.views.board
+    board.put(dataclasses.replace(board.get("odd"), report=values, rendered=b""))
+    all_answer(client)
+    rows = {row["id"]: row for row in client.get("/v1/jobs").json()["jobs"]}
+    assert sorted(rows) == ["good", "odd"]
+
+
+@pytest.mark.parametrize("value", [5e-324, -5e-324, 1e-310, 1e308, math.inf])
+def test_a_loss_or_metric_out_of_bounds_does_no_harm(client, value):
+    if math.isfinite(value):
+        report(client.world, "odd", loss=value, metrics={"x": value})
+        row = client.get("/v1/jobs/odd/series").json()["rows"][-1]["values"]
+        small = abs(value) < 1
+        assert row["loss"] == (0.0 if small else None)
+        assert row["metrics"] == ({"x": 0.0} if small else {})
+    with pytest.raises(InvalidInput, match=r"weight is|Infinity"):
+        post_weight(client, value)
+
+
+def post_weight(client, value):
+    answer = client.put("/v1/queues/slow", content=json.dumps({"weight": value}).encode())
+    assert answer.status_code == 422, answer.text
+    raise InvalidInput(answer.json()["error"]["message"])

@@ -271,11 +271,50 @@ def test_memory_does_not_grow_with_what_is_unpacked(tmp_path):
         file.write(many + END)
     target = tmp_path / "target"
     target.mkdir()
+    with bounded_memory():
+        unpack(bomb, target)
+    assert (target / "large").stat().st_size == 64 << 20
+
+
+@contextlib.contextmanager
+def bounded_memory():
     tracemalloc.start()
     try:
-        unpack(bomb, target)
+        yield
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert (target / "large").stat().st_size == 64 << 20
-    assert most < 8 << 20
+    assert most < 8 << 20, most
+
+
+KINDS = sorted({each for each in vars(tarfile).values() if isinstance(each, bytes) and len(each) == 1} | {b"?"})
+RESTS = (
+    b"1" * 512,
+    b"9999999\n" + b"1\n" * 252,
+    b"1\n" * 256,
+    b"\n" * 512,
+    b"9" * 511 + b"\n",
+    b"\0" * 512,
+    b"\xff" * 512,
+)
+SPARSE: tuple[dict[str, str], ...] = (
+    {"GNU.sparse.map": "0,1", "GNU.sparse.size": "1"},
+    {"GNU.sparse.size": "1", "GNU.sparse.offset": "x"},
+    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1", "GNU.sparse.name": "x"},
+    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+)
+
+
+@pytest.mark.parametrize(("kind", "words"), [*((kind, {}) for kind in KINDS), *((b"0", words) for words in SPARSE)])
+def test_no_kind_of_entry_is_read_without_bound(tmp_path, kind, words):
+    """The rest of an entry looks like one that goes on for ever: numbers, and more of them in each next block."""
+    sparse = bytearray(header("x", kind, size=1))
+    sparse[386:495], sparse[148:156] = b"1" * 109, b" " * 8
+    sparse[148:156] = b"%06o\0 " % sum(sparse)
+    for rest in RESTS:
+        blocks = rest + (rest[8:] + rest[8:16]) * (4 << 10)
+        package = gzip.compress((pax(**words) if words else b"") + bytes(sparse) + blocks, 1)
+        is_plain = not words and kind in tarfile.REGULAR_TYPES and kind != tarfile.GNUTYPE_SPARSE
+        with bounded_memory(), contextlib.nullcontext() if is_plain else pytest.raises(InvalidInput):
+            unpack(package, tmp_path)
+        (tmp_path / "x").unlink(missing_ok=not is_plain)

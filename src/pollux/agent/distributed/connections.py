@@ -11,18 +11,15 @@ this machine: those of other users are cut before a group carries any values.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
-import struct
 from collections.abc import Collection, Iterator
+
+from pollux.wire.socket_owners import end_of, tcp_sockets
 
 __all__ = ["cut", "cut_other_users", "is_possible", "listening_ports", "own_ends"]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
-_MAPPED = "::ffff:"
-_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-_ESTABLISHED = "01"
 
 
 def is_possible() -> bool:
@@ -54,41 +51,20 @@ def listening_ports() -> frozenset[int]:
 
 def cut_other_users(ports: Collection[int]) -> int:
     """End the connections that other users of this machine have made to these ports; returns their number."""
-    users = _users_connected_to(ports)
+    users = {(each.own, each.other): each.user for each in tcp_sockets(ports) if each.other.port in ports}
     count = 0
     for connection, mine, theirs in _connections():
-        if users.get((_text(theirs), _text(mine)), os.geteuid()) != os.geteuid():
+        if users.get((end_of(theirs), end_of(mine)), os.geteuid()) != os.geteuid():
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
 
 
-def _users_connected_to(ports: Collection[int]) -> dict[tuple[str, str], int]:
-    """The users of this machine's connections to these ports, by both ends, as the kernel lists them."""
-    wanted = {f"{port:04X}" for port in ports}
-    users = {}
-    for table in _TABLES:
-        with contextlib.suppress(OSError, ValueError, IndexError), open(table) as rows:
-            for row in rows:
-                fields = row.split()
-                if fields[3] == _ESTABLISHED and fields[2].rpartition(":")[2] in wanted and fields[9] != "0":
-                    users[_listed(fields[1]), _listed(fields[2])] = int(fields[7])
-    return users
-
-
-def _listed(text: str) -> str:
-    """The text, as `_text` writes it, of an end in the kernel's list (words in the processor's byte order)."""
-    host, _, port = text.rpartition(":")
-    packed = struct.pack(f"={len(host) // 8}I", *(int(host[at : at + 8], 16) for at in range(0, len(host), 8)))
-    return _text((str(ipaddress.ip_address(packed)), int(port, 16)))
-
-
 def _text(address: tuple[object, ...]) -> str:
     """The text of an address, equal on both sides: one may see as IPv6 what the other sees as IPv4."""
-    host = str(address[0]).partition("%")[0].lower()
-    plain = host.removeprefix(_MAPPED)
-    return f"{plain if '.' in plain else host} {address[1]}"
+    host, port = end_of(address)
+    return f"{host} {port}"
 
 
 def _connections() -> Iterator[tuple[socket.socket, tuple[object, ...], tuple[object, ...]]]:

@@ -39,6 +39,7 @@ class Environment:
     job_token: str = ""
     ca_file: Path | None = None
     ca: str = ""
+    server_user: int | None = None
     keep_checkpoints: int | None = None
     batch_size: int | None = None
     max_batch_size: int | None = None
@@ -136,6 +137,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         job_token=variables.get("POLLUX_JOB_TOKEN", ""),
         ca_file=_path(variables, "POLLUX_CA_FILE"),
         ca=variables.get("POLLUX_CA", ""),
+        server_user=_whole(variables, "POLLUX_SERVER_UID", 0, 0) or None,
         keep_checkpoints=_count(variables, "POLLUX_CHECKPOINT_KEEP"),
         batch_size=_count(variables, "POLLUX_BATCH_SIZE"),
         max_batch_size=_count(variables, "POLLUX_MAX_BATCH_SIZE"),

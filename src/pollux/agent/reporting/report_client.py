@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pollux.core.errors import InvalidInput
+from pollux.core.errors import InvalidInput, Unreachable
 from pollux.wire.report import Report
+from pollux.wire.socket_owners import check_server
 
 __all__ = ["Address", "Reporter", "post_report"]
 
@@ -30,10 +31,15 @@ _LEAST_SHARE = 0.25
 _EVERY_SECONDS = 30.0
 _MOST_EVERY_SECONDS = 600.0
 _BACKOFF_SECONDS = (1.0, 60.0)
+_PUT_OFF_SECONDS = 5.0
 _NEWS = 0.05
 _LARGEST_REPLY = 65_536
 
 Post = Callable[[str], Mapping[str, Any]]
+
+
+class _TooSoon(ConnectionError):
+    """The service has had enough reports of this job for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class Address:
     """Where one job's reports go: the service's URL, the job's id there, and the access token.
 
     `ca`, or the file `ca_file`: a certificate to trust besides the system's, as PEM text; empty and None for none.
+    `server_user`: the user of this machine who may serve that URL besides the job's own and root.
     """
 
     url: str
@@ -48,6 +55,7 @@ class Address:
     token: str
     ca_file: Path | None = None
     ca: str = ""
+    server_user: int | None = None
 
     def __post_init__(self) -> None:
         parts = urllib.parse.urlsplit(self.url)
@@ -57,27 +65,35 @@ class Address:
 
 def post_report(address: Address, body: str) -> Mapping[str, Any]:
     """Send one report and return the answer; `OSError` where the service does not answer or refuses."""
-    parts = urllib.parse.urlsplit(address.url)
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS, context=_trusting(address)
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_TIMEOUT_SECONDS)
+    connection = _connection_to(address)
     try:
+        connection.connect()
+        if not isinstance(connection, http.client.HTTPSConnection):
+            check_server(connection.sock, lambda: () if address.server_user is None else (address.server_user,))
         headers = {"Authorization": f"Bearer {address.token}", "Content-Type": "application/json"}
         connection.request("POST", f"/v1/jobs/{urllib.parse.quote(address.job_id, safe='')}/reports", body, headers)
         response = connection.getresponse()
         text = response.read(_LARGEST_REPLY)
+        if response.status == 429:
+            raise _TooSoon
         if response.status >= 300:
             raise ConnectionError(f"the scheduler answered {response.status}: {text[:200].decode('utf-8', 'replace')}")
         reply = json.loads(text)
+    except Unreachable as error:
+        raise ConnectionError(str(error)) from None
     except (http.client.HTTPException, ValueError) as error:
         raise ConnectionError(f"the scheduler's answer is not HTTP with JSON ({error})") from error
     finally:
         connection.close()
     return reply if isinstance(reply, dict) else {}
+
+
+def _connection_to(address: Address) -> http.client.HTTPConnection:
+    parts = urllib.parse.urlsplit(address.url)
+    host = parts.hostname or ""
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(host, parts.port, timeout=_TIMEOUT_SECONDS)
+    return http.client.HTTPSConnection(host, parts.port, timeout=_TIMEOUT_SECONDS, context=_trusting(address))
 
 
 def _trusting(address: Address) -> ssl.SSLContext:
@@ -176,20 +192,14 @@ class Reporter:
     def _send(self, report: Report) -> None:
         try:
             reply = self._post(json.dumps(asdict(report), allow_nan=False))
-            failure = ""
+        except _TooSoon:
+            self._put_off(report)
+            return
         except (OSError, ValueError) as error:
-            reply, failure = {}, str(error) or type(error).__name__
+            self._note_failure(report, str(error) or type(error).__name__)
+            return
         with self._condition:
             now = self._clock()
-            if failure:
-                self._failures += 1
-                low, high = _BACKOFF_SECONDS
-                self._next_at = now + min(low * 2.0 ** min(self._failures - 1, 10), high)
-                if self._newest is None:
-                    self._newest = report
-                if self._failures == 1:
-                    _log.warning("a report did not reach the scheduler (%s); training goes on", failure)
-                return
             if self._failures:
                 _log.info("the scheduler answers again after %d failed reports", self._failures)
             self._failures, self._sent = 0, report
@@ -198,6 +208,23 @@ class Reporter:
                 self._every = min(max(float(every), _LEAST_GAP_SECONDS), _MOST_EVERY_SECONDS)
             self._sent_at = now
             self._next_at = self._due_at(report, self._newest or report)
+
+    def _note_failure(self, report: Report, failure: str) -> None:
+        """Send this report, or a newer one, after a while, which doubles with each failure."""
+        with self._condition:
+            self._failures += 1
+            low, high = _BACKOFF_SECONDS
+            self._next_at = self._clock() + min(low * 2.0 ** min(self._failures - 1, 10), high)
+            self._newest = self._newest or report
+            if self._failures == 1:
+                _log.warning("a report did not reach the scheduler (%s); training goes on", failure)
+
+    def _put_off(self, report: Report) -> None:
+        """Send this report, or a newer one, at the usual time."""
+        with self._condition:
+            self._failures, self._sent_at = 0, self._clock()
+            self._next_at = self._sent_at + min(_PUT_OFF_SECONDS, self._every)
+            self._newest = self._newest or report
 
 
 def _is_urgent(before: Report, after: Report) -> bool:

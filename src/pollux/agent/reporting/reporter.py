@@ -5,6 +5,7 @@ The fields of a report are in `pollux.wire.report`.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -17,9 +18,19 @@ from pollux.agent.reporting.receipt_row import finite
 from pollux.agent.reporting.report_client import Address, Reporter
 from pollux.agent.reporting.status import TrainingStatus
 from pollux.goodput import CorrectedThroughput, GoodputModel, PublishedThroughput
-from pollux.wire.report import MOST_ERROR_CHARACTERS, ModelReport, NoiseReport, PlaceCorrection, Report
+from pollux.wire.report import (
+    MOST_ERROR_CHARACTERS,
+    MOST_METRIC_LETTERS,
+    MOST_METRICS,
+    ModelReport,
+    NoiseReport,
+    PlaceCorrection,
+    Report,
+)  # fmt: skip
 
 __all__ = ["ReportBuilder", "model_report", "reporter_for"]
+
+_log = logging.getLogger("pollux")
 
 
 class ReportBuilder:
@@ -44,6 +55,7 @@ class ReportBuilder:
         self._epochs: float | None = None
         self._restart_seconds: float | None = None
         self._stepped = False
+        self._warned = False
         self._saved_at: float | None = None
 
     def set_epochs(self, count: float) -> None:
@@ -53,6 +65,18 @@ class ReportBuilder:
     def add_metrics(self, values: Mapping[str, float]) -> None:
         """Put the user's newest metrics into the next reports."""
         self._metrics.update(values)
+        self._metrics = self._few_metrics(self._metrics)
+
+    def _few_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Those that a report takes; the receipt has them all."""
+        named = [name for name in metrics if len(name) <= MOST_METRIC_LETTERS][:MOST_METRICS]
+        if len(named) < len(metrics) and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%d metrics are in the receipt only: a report takes %d, with names of at most %d letters",
+                len(metrics) - len(named), MOST_METRICS, MOST_METRIC_LETTERS,
+            )  # fmt: skip
+        return {name: metrics[name] for name in named}
 
     def note_save(self, at: float | None) -> None:
         """Note when the last checkpoint was made, in seconds since 1970; None where that is not known."""
@@ -121,7 +145,7 @@ class ReportBuilder:
             noise=_noise(job.noise),
             model=None if model is None else model_report(model, self._gpu_type),
             loss=finite(last_round.loss),
-            metrics={name: float(value) for name, value in metrics.items() if math.isfinite(value)},
+            metrics={name: float(value) for name, value in self._few_metrics(metrics).items() if math.isfinite(value)},
             resize_seconds=finite(self._restart_seconds),
             resize_kind="" if self._restart_seconds is None else "restart",
             live=self.live,
@@ -138,7 +162,14 @@ def reporter_for(environment: Environment) -> Reporter | None:
     if not environment.url or environment.replica != 0:
         return None
     return Reporter.to(
-        Address(environment.url, environment.job, environment.job_token, environment.ca_file, environment.ca)
+        Address(
+            environment.url,
+            environment.job,
+            environment.job_token,
+            environment.ca_file,
+            environment.ca,
+            environment.server_user,
+        )
     )
 
 

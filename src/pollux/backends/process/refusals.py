@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from pollux.backends.process.socket_owner import owner_of
+from pollux.wire.socket_owners import owner_of
 
 __all__ = ["RefusalLog", "Refusals"]
 
@@ -68,10 +68,17 @@ class RefusalLog:
 
     def refuse(self, peer: socket.socket, where: tuple[str, int], kind: str, why: str) -> None:
         """Report that the connection from `where` was refused, with its user if that is one of this machine."""
+        ours: tuple[object, ...] | None = None
+        with contextlib.suppress(OSError):
+            ours = peer.getsockname()
+        self.refuse_at(where, ours, kind, why)
+
+    def refuse_at(self, where: tuple[str, int], ours: tuple[object, ...] | None, kind: str, why: str) -> None:
+        """The same where only the addresses of the connection's ends are known."""
         user = None
-        if self._is_due(kind):
+        if ours is not None and self._is_due(kind):
             with contextlib.suppress(OSError, ValueError):
-                user = owner_of(where, peer.getsockname())
+                user = owner_of(where, ours)
         self.tell(f"{where[0]}:{where[1]}" + ("" if user is None else f" (user {user})"), kind, why)
 
     def tell(self, who: str, kind: str, why: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from pollux.backends.process.refusals import RefusalLog
 from pollux.backends.process.select_loop import SelectLoop
-from pollux.backends.process.socket_owner import user_of
 from pollux.backends.transport.json_lines import LineReader
 from pollux.wire.live.messages import MAX_MESSAGE_BYTES, ShimMessage, decode_message, encode_message
+from pollux.wire.socket_owners import user_of
 
 __all__ = ["ServiceConnection", "ServiceConnections"]
 

@@ -11,8 +11,8 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from pollux.core import errors
 from pollux.core.errors import Forbidden, InvalidInput, PolluxError, Unauthorised, Unreachable
+from pollux.wire.socket_owners import check_server
 
 __all__ = ["Client", "ServerEvent", "connect", "find_service", "job_path", "read_token"]
 
@@ -92,13 +93,28 @@ def connect(environ: Mapping[str, str] | None = None, timeout: float = _TIMEOUT_
         home_layout.ca_file(home),
         timeout,
         lambda: find_service(environ, home),
+        lambda: _trusted_users(environ, home_layout.token_file(home)),
     )
+
+
+def _trusted_users(environ: Mapping[str, str], token_file: Path) -> set[int]:
+    """Who may serve us besides ourselves and root: who wrote the token that we send, and who is named as trusted."""
+    users, named = set(), environ.get("POLLUX_SERVER_UID", "")
+    if named:
+        if not (named.isascii() and named.isdigit()):
+            raise InvalidInput(f"POLLUX_SERVER_UID is '{named}': give a user's number, or unset it")
+        users.add(int(named))
+    if not environ.get("POLLUX_TOKEN"):
+        with suppress(OSError):
+            users.add(token_file.stat().st_uid)
+    return users
 
 
 class Client:
     """Requests to one service. `ca_file`, if it exists, is trusted beside the system's certificates.
 
-    `find` returns the present address of the service; it is called when the known address refuses connections.
+    `find` returns the present address of the service; it is called when the known address refuses connections, or
+    is served by a user of this machine who is not `trusted`.
     """
 
     def __init__(
@@ -108,11 +124,13 @@ class Client:
         ca_file: Path | None = None,
         timeout: float = _TIMEOUT_SECONDS,
         find: Callable[[], str] | None = None,
+        trusted: Callable[[], Collection[int]] = tuple,
     ) -> None:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise InvalidInput("the token has characters that no token has: check POLLUX_TOKEN")
         self.url, self._parts = url.rstrip("/"), _address(url)
-        self._token, self._ca_file, self._timeout, self._find = token, ca_file, timeout, find
+        self._token, self._ca_file, self._timeout = token, ca_file, timeout
+        self._find, self._trusted = find, trusted
         self._skew = 0.0
 
     @property
@@ -210,11 +228,14 @@ class Client:
         connection = self._connection(timeout)
         try:
             connection.connect()
-        except (OSError, http.client.HTTPException) as error:
+            if self._parts.scheme == "http" and self._token is not None:
+                check_server(connection.sock, self._trusted)
+        except (OSError, http.client.HTTPException, PolluxError) as error:
             connection.close()
-            moved = self._find() if self._find is not None and isinstance(error, ConnectionRefusedError) else self.url
+            may_have_moved = isinstance(error, ConnectionRefusedError | Unreachable)
+            moved = self._find() if self._find is not None and may_have_moved else self.url
             if moved.rstrip("/") == self.url:
-                raise self._connection_error(error) from error
+                raise error if isinstance(error, PolluxError) else self._connection_error(error) from error
             self.url, self._parts = moved.rstrip("/"), _address(moved)
             return self._open_connection(timeout)
         return connection

@@ -13,6 +13,7 @@ from pollux.cli.printing.visible import say
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.text import Text
 
 __all__ = ["Screen"]
 
@@ -95,4 +96,15 @@ class Screen:
         if self._live is not None and text:
             # A progress bar rewrites its line; only its last text is kept.
             shown = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.removesuffix("\n").split("\n"))
-            self._live.console.print(Text.from_ansi(shown), soft_wrap=True)
+            self._live.console.print(_without_links(Text.from_ansi(shown)), soft_wrap=True)
+
+
+def _without_links(text: Text) -> Text:
+    """The text in its colours. A link is written as a control code, whose address may end it and begin another."""
+    from rich.text import Span
+
+    for number, span in enumerate(text.spans):
+        style = span.style
+        if not isinstance(style, str) and style.link is not None:
+            text.spans[number] = Span(span.start, span.end, style.update_link(None))
+    return text

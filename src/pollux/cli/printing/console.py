@@ -8,7 +8,7 @@ from typing import IO, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from pollux.cli.printing.visible import one_sign_each
+from pollux.wire.visible_text import one_sign_each
 
 __all__ = ["SafeConsole"]
 

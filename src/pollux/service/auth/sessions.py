@@ -65,8 +65,11 @@ class Sessions:
         self.cookie = f"{COOKIE}_{tokens.sign('cookie', '')[:8]}"
         try:
             for digest, (role, token, expires_at) in json.loads(store.setting(_SETTING) or "{}").items():
-                self._kept[digest] = _Kept(role, token, expires_at)
-        except (ValueError, TypeError):
+                if role not in ("operator", "viewer") or not isinstance(token, str):
+                    raise ValueError("no session")
+                self._kept[digest] = _Kept(role, token, float(expires_at))
+        except (StoreFailed, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            self._kept = {}
             _log.warning("the stored sessions cannot be read; browsers have to sign in again")
 
     def open(self, token: str) -> tuple[str, Session]:

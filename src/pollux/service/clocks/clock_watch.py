@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 
 from pollux.backends.process.proc import boot_id
-from pollux.core.errors import PolluxError
+from pollux.core.errors import PolluxError, StoreFailed
 from pollux.service.settings.clock import FOLLOWED_SECONDS, SystemClock
 from pollux.store.protocol import Store
 
@@ -44,10 +45,11 @@ class ClockWatch:
         self._since = 0.0
         try:
             known, ahead = json.loads(store.setting(_SETTING) or "[]") or ("", 0.0)
-        except (ValueError, TypeError):
+            ahead = float(ahead)
+        except (StoreFailed, ValueError, TypeError, OverflowError, RecursionError):
             known, ahead = "", 0.0
-        if self._boot and known == self._boot:
-            self._kept = float(ahead)
+        if self._boot and known == self._boot and math.isfinite(ahead):
+            self._kept = ahead
             clock.resume(self._kept)
 
     def begin(self, newest_at: float, skip: Skip) -> None:

@@ -30,6 +30,7 @@ from pollux.core import Cluster, Policy, Queue
 from pollux.core.errors import IllegalTransition, InvalidInput, UnknownName, Unreachable
 from pollux.core.version import __version__
 from pollux.service.auth.tokens import Tokens
+from pollux.service.clocks.job_rates import JobRates
 from pollux.service.engine.admission import Admission
 from pollux.service.engine.decision_thread import STOPPING, pass_on
 from pollux.service.engine.executor import waits_to_leave
@@ -44,6 +45,7 @@ from pollux.service.settings.clock import Clock, SystemClock
 from pollux.service.views.fairness import Fairness
 from pollux.service.views.job_events import JobEvent
 from pollux.service.views.projector import Projector, nodes_of, queues_of
+from pollux.service.views.refusals import ApiRefusals
 from pollux.store.protocol import Store, Telemetry, TelemetryRow
 from pollux.wire.job import JobRequest
 from pollux.wire.report import Report, ReportReply
@@ -76,6 +78,8 @@ class Engine:
         self.telemetry = telemetry
         self.settings = settings
         self.tokens = tokens or Tokens.random()
+        self.refusals = ApiRefusals()
+        self._fact_rates = JobRates(burst=20, refill_seconds=5.0)
         self.admission = Admission(backend, telemetry, settings)
         self._clock = clock or SystemClock()
         self._job_ids = JobIds(store, settings)
@@ -253,6 +257,9 @@ class Engine:
             check_report(record, report)
             event = event_of_report(record, report, at)
             if event is not None and not self.pipeline.controller.is_news(event):
+                event = None
+            # What is news now is news in a later report, too.
+            if event is not None and not self._fact_rates.take(job_id, at):
                 event = None
             return Effects(event, (row_of(job_id, at, report),))
 

@@ -15,6 +15,7 @@ What runs between a decision and the first step of a new replica (docs/design/00
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -93,8 +94,9 @@ class Executor:
         try:
             url = self._settings.agents_url or self._settings.url
             context = LaunchContext(
-                self._settings.home, self._batch, url, self._settings.agents_ca, self._backend.taken_back_seconds
-            )
+                self._settings.home, self._batch, url, self._settings.agents_ca, self._backend.taken_back_seconds,
+                os.geteuid(),
+            )  # fmt: skip
             variables = environment(context, record, generation, self._tokens.for_job(job_id), stopped_at)
             launch = launch_for(record, generation, placement, variables)
             if live:

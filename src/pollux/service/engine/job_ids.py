@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os.path
 from collections import OrderedDict
 from collections.abc import Mapping
 
 from pollux.controller import ENDED, JobRecord
-from pollux.core.errors import Conflict
+from pollux.core.errors import Conflict, StoreFailed
 from pollux.service.settings import ServiceSettings
 from pollux.store.protocol import Store
 from pollux.wire.codec import encode_json
@@ -17,6 +18,7 @@ from pollux.wire.job import JobRequest
 
 __all__ = ["JobIds"]
 
+_log = logging.getLogger("pollux.service")
 _REMEMBERED_KEYS = 256
 _JOB_FOLDERS = ("checkpoints", "logs", "receipts")
 _SETTING = "idempotency"
@@ -28,6 +30,7 @@ class JobIds:
     def __init__(self, store: Store, settings: ServiceSettings) -> None:
         self._store = store
         self._settings = settings
+        self._warned = False
 
     def of_submission(self, request: JobRequest, key: str | None, jobs: Mapping[str, JobRecord]) -> tuple[str, bool]:
         """The id for a submission, and whether the same submission was accepted before; writes its key down."""
@@ -51,8 +54,21 @@ class JobIds:
         return job_id, False
 
     def _known_keys(self) -> OrderedDict[str, tuple[str, str]]:
-        known = json.loads(self._store.setting(_SETTING) or "{}")
-        return OrderedDict((key, (job_id, digest)) for key, (job_id, digest) in known.items())
+        """The keys of earlier submissions; none if they cannot be read, which is logged and mended by the next key."""
+        try:
+            known = json.loads(self._store.setting(_SETTING) or "{}")
+            keys = OrderedDict((key, (str(job_id), str(digest))) for key, (job_id, digest) in known.items())
+            self._warned = False
+        except (StoreFailed, ValueError, TypeError, AttributeError, RecursionError) as error:
+            keys = OrderedDict()
+            if not self._warned:
+                _log.warning(
+                    "the idempotency keys in the store cannot be read (%s): none is known; a submission that is sent "
+                    "again under an earlier key makes a second job",
+                    type(error).__name__,
+                )
+            self._warned = True
+        return keys
 
     def free_id(self, name: str, jobs: Mapping[str, JobRecord]) -> str:
         """The name, with a number if earlier jobs had it; Conflict if a job of this name has not ended.

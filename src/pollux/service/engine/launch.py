@@ -94,6 +94,7 @@ class LaunchContext:
     url: str | None
     ca: str | None = None
     notice_seconds: float | None = None
+    server_user: int | None = None
 
 
 def environment(
@@ -112,6 +113,7 @@ def environment(
         "POLLUX_GENERATION": generation,
         "POLLUX_URL": context.url,
         "POLLUX_JOB_TOKEN": token if context.url else None,
+        "POLLUX_SERVER_UID": context.server_user if context.url else None,
         **_certificate(context),
         "POLLUX_CHECKPOINT_DIR": store_of(request)
         or _checkpoint_folder(request, checkpoint_folder(context.home, job_id)),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pollux.core.notice import needed_seconds
 from pollux.store.protocol import TelemetryRow
+from pollux.wire.report import LARGEST_SECONDS
 
 __all__ = ["measured_seconds", "note_on_notice"]
 
@@ -14,9 +15,15 @@ __all__ = ["measured_seconds", "note_on_notice"]
 def measured_seconds(name: str, reports: Mapping[str, TelemetryRow]) -> float | None:
     """The seconds of the last checkpoint among the `reports` of jobs of this name; None if there is none."""
     named = re.compile(rf"{re.escape(name)}(-\d+)?")
-    rows = [row for job_id, row in reports.items() if named.fullmatch(job_id) and row.values.get("checkpoint_seconds")]
+    rows = [row for job_id, row in reports.items() if named.fullmatch(job_id) and _seconds_of(row)]
     newest = max(rows, key=lambda row: row.at, default=None)
-    return None if newest is None else float(newest.values["checkpoint_seconds"])
+    return None if newest is None else _seconds_of(newest)
+
+
+def _seconds_of(row: TelemetryRow) -> float | None:
+    """What the report says, if that is a number: a stored one may say anything."""
+    seconds = row.values.get("checkpoint_seconds")
+    return float(seconds) if isinstance(seconds, int | float) and abs(seconds) <= LARGEST_SECONDS else None
 
 
 def note_on_notice(name: str, notice: float | None, reports: Mapping[str, TelemetryRow]) -> str:

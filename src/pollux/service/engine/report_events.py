@@ -12,7 +12,15 @@ from pollux.controller.state.costs import LIVE_KINDS, RESTART
 from pollux.core.errors import Conflict, InvalidInput
 from pollux.store.protocol import TelemetryRow
 from pollux.wire import codec
-from pollux.wire.report import LARGEST_NUMBER, MOST_ERROR_CHARACTERS, REPORT_VERSION, SMALLEST_NUMBER, Report
+from pollux.wire.report import (
+    LARGEST_NUMBER,
+    MOST_ERROR_CHARACTERS,
+    MOST_METRIC_LETTERS,
+    MOST_METRICS,
+    REPORT_VERSION,
+    SMALLEST_NUMBER,
+    Report,
+)  # fmt: skip
 
 __all__ = ["check_report", "event_of_report", "row_of"]
 
@@ -63,6 +71,10 @@ def _faults_of(report: Report) -> Iterator[str]:
     yield from _out_of_range(numbers)
     if len(report.checkpoint_error) > MOST_ERROR_CHARACTERS:
         yield f"a checkpoint_error of {len(report.checkpoint_error)} characters; give at most {MOST_ERROR_CHARACTERS}"
+    if len(report.metrics) > MOST_METRICS:
+        yield f"{len(report.metrics)} metrics; give at most {MOST_METRICS}"
+    if (longest := max(map(len, report.metrics), default=0)) > MOST_METRIC_LETTERS:
+        yield f"a metric whose name has {longest} letters; give at most {MOST_METRIC_LETTERS}"
     kinds = (RESTART, *LIVE_KINDS)
     if report.resize_kind not in ("", *kinds):
         yield f"resize_kind '{report.resize_kind[:80]}'; give one of {', '.join(kinds)}"
@@ -112,7 +124,7 @@ def event_of_report(record: JobRecord, report: Report, at: float) -> JobReported
         local_batch=report.local_batch or None,
         resize_kind=kind,
         live=report.live,
-        loss=report.loss if report.loss is not None and abs(report.loss) <= LARGEST_NUMBER else None,
+        loss=_harmless(report.loss),
         generation=report.generation if kind else None,
     )
 
@@ -127,8 +139,15 @@ def _restart_pause(record: JobRecord, report: Report, at: float) -> float | None
 
 
 def row_of(job_id: str, at: float, report: Report) -> TelemetryRow:
-    """The report as a measurement; a loss or metric that diverged beyond all bounds is left out."""
-    loss = None if report.loss is None or not abs(report.loss) <= LARGEST_NUMBER else report.loss
-    metrics = {name: value for name, value in report.metrics.items() if abs(value) <= LARGEST_NUMBER}
-    values: Mapping[str, Any] = codec.encode(replace(report, loss=loss, metrics=metrics))
+    """The report as a measurement; a loss or metric that diverged is left out, one too small to divide by is 0."""
+    metrics = {name: _harmless(value) for name, value in report.metrics.items()}
+    harmless = {name: value for name, value in metrics.items() if value is not None}
+    values: Mapping[str, Any] = codec.encode(replace(report, loss=_harmless(report.loss), metrics=harmless))
     return TelemetryRow(job_id, at, "report", values)
+
+
+def _harmless(value: float | None) -> float | None:
+    """A loss or metric within the limits of other numbers; None where it is too large."""
+    if value is None or not abs(value) <= LARGEST_NUMBER:
+        return None
+    return value if abs(value) >= SMALLEST_NUMBER else 0.0

@@ -61,10 +61,14 @@ class Snapshots:
     def _rounds_began_at(self, now: Callable[[], float]) -> float:
         """When the clock of rounds was started; a setting, so that a restart does not shift the rounds."""
         known = self._store.setting("began_at")
-        if known is None:
-            known = repr(now())
-            self._store.set_setting("began_at", known)
-        return float(known)
+        try:
+            if known is not None and math.isfinite(at := float(known)):
+                return at
+        except ValueError:
+            _log.warning("when rounds began cannot be read from the store: they begin now")
+        at = now()
+        self._store.set_setting("began_at", repr(at))
+        return at
 
     @property
     def is_due(self) -> bool:

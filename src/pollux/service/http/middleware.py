@@ -15,6 +15,7 @@ from pollux.service.auth.sessions import CSRF_HEADER, Sessions
 from pollux.service.auth.tokens import Caller, Tokens
 from pollux.service.http.request_checks import KnownHosts, check_content_type, check_origin, check_page, headers_of
 from pollux.service.http.web_files import is_page
+from pollux.service.views.refusals import ApiRefusals
 from pollux.wire.codec import MAX_BODY_BYTES
 
 __all__ = ["OPEN_PATHS", "PEER_KEY", "SECURITY_HEADERS", "Guard", "check_scope", "error_body"]
@@ -69,11 +70,13 @@ class Guard:
         allowed_hosts: Iterable[str] = (),
         sessions: Sessions | None = None,
         close: Callable[[], None] = lambda: None,
+        refusals: ApiRefusals | None = None,
     ) -> None:
         self._app = app
         self._tokens = tokens
         self._sessions = sessions
         self.close = close
+        self.refusals = refusals or ApiRefusals()
         self._hosts = KnownHosts(allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,19 +87,42 @@ class Guard:
         send = _with_headers(send, scope["path"].startswith("/v1/"))
         signs_in = scope["path"] == _SESSION_PATH and scope["method"] == "POST"
         most = _MAX_SIGN_IN_BYTES if signs_in else MAX_BODY_BYTES
+        kind = "request"
         try:
             headers = headers_of(scope)
+            kind = "host"
             self._hosts.check(_text(headers.get(b"host")) or "", _arrived_at(scope))
+            kind = "sign-in page" if signs_in else "token"
             if signs_in:
                 check_origin(headers)
                 check_content_type(headers)
             scope["pollux.caller"] = self._caller(scope["method"], scope["path"], headers)
             _tell_known(scope)
+            kind = "length"
             _check_length(headers.get(b"content-length"), most)
         except PolluxError as error:
+            # A token that is unknown and a page that is foreign are two kinds.
+            self._tell(scope, f"{kind} {error.http_status}", str(error))
             await _refuse(send, error)
             return
-        await self._app(scope, _limited(receive, most), send)
+        await self._app(scope, _limited(receive, most), self._counted(scope, send))
+
+    def _tell(self, scope: Scope, kind: str, why: str) -> None:
+        client, server = scope.get("client"), scope.get("server")
+        who = "somebody" if client is None else (str(client[0]), int(client[1]))
+        self.refusals.tell(who, kind, why, None if server is None else tuple(server))
+
+    def _counted(self, scope: Scope, send: Send) -> Send:
+        """Operations refuse wrong tokens at the sign-in, and tokens that are good for other things."""
+
+        async def sending(message: Message) -> None:
+            status = message.get("status")
+            if message["type"] == "http.response.start" and status in (401, 403):
+                why = f"{scope['method']} {scope['path'][:80]!r} was answered {status}: its token does not do"
+                self._tell(scope, f"operation {status}", why)
+            await send(message)
+
+        return sending
 
     def _caller(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Caller | None:
         if _is_open(method, path):

@@ -26,6 +26,7 @@ _REASONS = {
     405: "the path does not have this method",
     409: "it clashes with what is there",
     413: "more than 1 MiB",
+    429: "too many reports of one job; `retry-after` has the seconds to wait",
     422: "something in the request cannot be used",
     500: "a mistake of ours",
     503: "something that is needed does not answer",

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from pollux.core.errors import InvalidInput, PolluxError, Unreachable, choices
+from pollux.core.errors import InvalidInput, PolluxError, TooOften, Unreachable, choices
 from pollux.service.auth.tokens import Caller
 from pollux.service.engine.engine import Engine
 from pollux.service.http.foreign_reads import ForeignReads
@@ -151,7 +151,8 @@ def error_response(error: Exception) -> Response:
     """The answer for any error; an unforeseen one is logged, and its details are not sent."""
     if isinstance(error, PolluxError):
         body = error_body(type(error).__name__, str(error), error.retryable)
-        return Response(body, error.http_status, media_type="application/json")
+        headers = {"retry-after": "1"} if isinstance(error, TooOften) else None
+        return Response(body, error.http_status, headers, media_type="application/json")
     _log.error("a request failed", exc_info=error)
     body = error_body("PolluxError", "the service failed inside; its log has the details")
     return Response(body, 500, media_type="application/json")

@@ -56,6 +56,8 @@ class ServiceReadiness:
             "the engine": asyncio.wrap_future(self._engine.loop.read(lambda: None)),
             "the store": asyncio.to_thread(self._engine.store.setting, "ready"),
             "the threads that read files of jobs": self._foreign.home.run("nothing", "ready", lambda: None),
+            "the threads that look at working folders": self._foreign.folders.run("nothing", "ready", lambda: None),
+            "the threads that unpack working folders": self._foreign.packages.run("nothing", "ready", lambda: None),
         }
         trials = {asyncio.ensure_future(part): name for name, part in parts.items()}
         done, late = await asyncio.wait(trials, timeout=self._seconds)

@@ -15,6 +15,8 @@ from pollux.wire.report import (
     LARGEST_NUMBER,
     LARGEST_SECONDS,
     MOST_ERROR_CHARACTERS,
+    MOST_METRIC_LETTERS,
+    MOST_METRICS,
     SMALLEST_NUMBER,
     Report,
     ReportReply,
@@ -178,6 +180,8 @@ def components() -> dict[str, Any]:
     found["Report"]["properties"]["version"] = {"const": 1}
     found["Report"]["properties"]["resize_kind"]["enum"] = ["", RESTART, *LIVE_KINDS]
     found["Report"]["properties"]["checkpoint_error"]["maxLength"] = MOST_ERROR_CHARACTERS
+    metrics = {"maxProperties": MOST_METRICS, "propertyNames": {"type": "string", "maxLength": MOST_METRIC_LETTERS}}
+    found["Report"]["properties"]["metrics"] |= metrics
     model = found["ModelReport"]["properties"]
     seconds = {"type": "number", "minimum": 0, "maximum": LARGEST_SECONDS}
     model["parameters"] |= {"minItems": 7, "maxItems": 7, "items": seconds}

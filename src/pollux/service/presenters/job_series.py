@@ -54,7 +54,7 @@ def predicted_seconds(model: Mapping[str, Any] | None, values: Mapping[str, Any]
                 float(min(nodes, replicas)), float(replicas), float(local), float(values.get("accumulation") or 0)
             )
         )
-    except (InvalidInput, KeyError, TypeError, ArithmeticError):
+    except (InvalidInput, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return None
 
 

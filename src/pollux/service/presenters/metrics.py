@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pollux.controller import HOLDING, JobState
@@ -64,7 +65,7 @@ _COUNTERS = {
     "pollux_reallocations_total": "Changes of what a running job held.",
     "pollux_reallocation_gpu_seconds_total": "GPU-seconds that jobs stood still for such changes.",
     "pollux_false_alarms_total": "Nodes or replicas given up of which a sign of life came later.",
-    "pollux_refused_connections_total": "Connections of strangers that processes of jobs refused.",
+    "pollux_refused_connections_total": "Connections and requests that the API and processes of jobs refused.",
     "pollux_cpu_seconds_total": "CPU time of the service.",
 }
 
@@ -111,7 +112,7 @@ def _service(numbers: _Numbers, engine: Engine) -> None:
     numbers.add("eta_covered_ratio", engine.views.etas.overall()["covered"])
     numbers.add("cpu_seconds_total", time.process_time())
     numbers.add("resident_memory_bytes", _memory())
-    numbers.add("refused_connections_total", engine.backend.refusals)
+    numbers.add("refused_connections_total", (engine.backend.refusals or 0) + engine.refusals.count)
 
 
 def _memory() -> float:
@@ -163,7 +164,7 @@ def _queues(numbers: _Numbers, active: Sequence[JobEntry]) -> frozenset[str]:
 def _jobs(numbers: _Numbers, holding: Sequence[JobEntry], named: Collection[str]) -> None:
     ranked = sorted(holding, key=lambda entry: (-entry.record.placement.num_gpus, entry.record.spec.id))
     for entry in ranked[:MOST_JOBS]:
-        _job(numbers, entry, named)
+        entry.work_out("metrics", partial(_job, numbers, entry, named))
     rest = ranked[MOST_JOBS:]
     if rest:
         numbers.add("job_gpus", sum(entry.record.placement.num_gpus for entry in rest), job_id=OTHER, queue=OTHER)

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from pollux.core.errors import PolluxError
 from pollux.service.auth.sessions import Sessions, WrongTokens
 from pollux.service.auth.tokens import Tokens
+from pollux.service.clocks.job_rates import JobRates
 from pollux.service.engine.engine import Engine
 from pollux.service.http.foreign_reads import ForeignReads
 from pollux.service.http.middleware import Guard, error_body
@@ -59,6 +60,7 @@ def create_app(
     sessions = Sessions(engine.store, tokens, engine.now)
     app.state.sessions, app.state.wrong_tokens = sessions, WrongTokens(engine.now)
     app.state.views = Views(engine)
+    app.state.report_rates = JobRates(burst=60, refill_seconds=0.5)
     app.state.packages = Packages(engine.settings.home, lambda: _folders_in_use(engine), engine.now)
     app.state.foreign = foreign or ForeignReads()
     app.state.readiness = ServiceReadiness(engine, app.state.foreign)
@@ -73,7 +75,7 @@ def create_app(
     add_pages(app, WebFiles())
     app.add_exception_handler(HTTPException, _no_such_route)
     app.add_exception_handler(PolluxError, _refused)
-    return Guard(app, tokens, allowed_hosts, sessions, replays.close)
+    return Guard(app, tokens, allowed_hosts, sessions, replays.close, engine.refusals)
 
 
 def _folders_in_use(engine: Engine) -> list[tuple[str, float]]:

@@ -118,7 +118,7 @@ class GuardedConnection(H11Protocol):
     def _give_up(self, why: str) -> None:
         if self.transport.is_closing():
             return
-        _log.warning("a peer %s: its connection was ended", why)
+        self._peers.refusals.tell(self._peer.address, why, f"it {why}")
         if self._awaited is not None and (self.cycle is None or self.cycle.response_complete):
             self.transport.write(TOO_SLOW)
             self.transport.close()

@@ -37,7 +37,7 @@ class HttpServer(uvicorn.Server):
         signalled: Callable[[], None],
     ) -> None:
         super().__init__(_config(app, settings, limits))
-        self.peers = Peers(limits)
+        self.peers = Peers(limits, app.refusals)
         self._limits = limits
         self._tell_started, self._signalled = started, signalled
         self._log_file = LogFile(log_file(settings.home))

@@ -7,6 +7,8 @@ import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pollux.service.views.refusals import ApiRefusals
+
 __all__ = ["ConnectionLimits", "Peer", "Peers", "raise_open_files"]
 
 _MOST_OPEN_FILES = 65536
@@ -77,8 +79,9 @@ class Peers:
     If there are no strangers, an idle connection goes, else the oldest: an event stream, whose reader comes again.
     """
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, refusals: ApiRefusals | None = None) -> None:
         self._limits = limits
+        self.refusals = refusals or ApiRefusals()
         self._strangers: dict[str, dict[Peer, None]] = {}
         self._known: dict[Peer, None] = {}
         self.num_strangers = 0
@@ -120,6 +123,8 @@ class Peers:
     def _drop(self, peer: Peer) -> None:
         self.leave(peer)
         self.num_dropped += 1
+        what = "is the longest without a request" if peer.is_known else "has shown no token"
+        self.refusals.tell(peer.address, "dropped", f"there are too many connections, and it {what}")
         peer.drop()
 
     def _forget_stranger(self, peer: Peer) -> bool:

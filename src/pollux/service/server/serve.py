@@ -72,7 +72,7 @@ def serve(settings: ServiceSettings, on_ready: Callable[[Service], None] | None 
     port = earlier_port(settings)
     listener = listen_again(settings.host, port) if port and not settings.port else None
     listener = listener or listen(settings.host, settings.port)
-    with contextlib.closing(listener):
+    with contextlib.closing(listener), bounded_log():
         settings = _addressed(settings, listener)
         engine = build_engine(settings)
         settings = engine.settings
@@ -212,7 +212,8 @@ def earlier_port(settings: ServiceSettings) -> int | None:
         ) from error
     with contextlib.closing(store):
         host, _, port = (store.setting(_PLACE) or "").rpartition(" ")
-        return int(port) if host == settings.host and port.isdigit() else None
+        is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+        return int(port) if host == settings.host and is_port else None
 
 
 def _announced(place: Path) -> tuple[str, int] | None:
@@ -371,8 +372,7 @@ def _answer(
     limits = ConnectionLimits.for_open_files(raise_open_files())
     server = HttpServer(app, settings, limits, started, signalled)
     try:
-        with bounded_log():
-            server.run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         app.close()
         retract(place)

@@ -16,12 +16,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pollux.wire.visible_text import visible
+
 __all__ = ["MAX_LOG_BYTES", "LogFile", "RepeatFilter", "bounded_log"]
 
 MAX_LOG_BYTES = 8 << 20
 """The most bytes of `service.log`; `service.log.1` may be as large."""
 
-_LOGGERS = ("pollux.service", "uvicorn.error", "asyncio")
 _BURST = 20
 _REFILL_SECONDS = 10.0
 _MOST_MESSAGES = 512
@@ -93,14 +94,31 @@ def _standard_error() -> int:
         return 2
 
 
+class _VisibleFormatter(logging.Formatter):
+    """Writes out control characters, such as those in an engine's last words: a terminal may show the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 @contextlib.contextmanager
 def bounded_log() -> Iterator[None]:
-    """Within it, repeated messages of the service and its server are counted instead of written."""
-    filters = {logging.getLogger(name): RepeatFilter() for name in _LOGGERS}
-    for logger, each in filters.items():
-        logger.addFilter(each)
+    """Within it, repeated messages are counted instead of written, and their control characters are written out.
+
+    That holds for all loggers, since it is done where records are written: at the root's handlers, or where there are
+    none at the handler of last resort.
+    """
+    last = logging.lastResort
+    filters = {each: RepeatFilter() for each in (last, *logging.getLogger().handlers) if each is not None}
+    before = None if last is None else last.formatter
+    for handler, each in filters.items():
+        handler.addFilter(each)
+    if last is not None:
+        last.setFormatter(_VisibleFormatter())
     try:
         yield
     finally:
-        for logger, each in filters.items():
-            logger.removeFilter(each)
+        for handler, each in filters.items():
+            handler.removeFilter(each)
+        if last is not None:
+            last.setFormatter(before)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 import socket
 from collections.abc import Callable
@@ -27,7 +26,6 @@ _END = re.compile(rb"\n\r?\n")
 # The protocol takes this many bytes of incomplete headers, and refuses more.
 _MOST_BYTES = 16 * 1024
 _SWEEPS = 4
-_log = logging.getLogger("pollux.service")
 
 
 @dataclass(slots=True)
@@ -115,7 +113,7 @@ class WaitingRoom:
                 break
             late.append(peer)
         for peer in late:
-            _log.warning("a peer sends its headers too slowly: its connection was ended")
+            self._peers.refusals.tell(peer.address, "slow headers", "it sends its headers too slowly")
             self._dismiss(peer, TOO_SLOW)
         again = self._waiting
         self._sweep = self._loop.call_later(self._seconds / _SWEEPS, self._end_the_slow) if again else None

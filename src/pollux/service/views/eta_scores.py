@@ -8,6 +8,7 @@ from typing import Any
 
 from pollux.controller import ENDED, JobRecord, JobState
 from pollux.controller.explanations.eta import EtaScore, Interval, widening
+from pollux.service.views.stored_rows import sound_intervals
 from pollux.store.protocol import Telemetry, TelemetryRow
 from pollux.wire.status import Eta
 
@@ -32,15 +33,9 @@ class EtaBook:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._pending: list[TelemetryRow] = []
-        self._issued: dict[str, list[dict[str, Any]]] = {}
-        self._scores: dict[str, dict[str, Any]] = {}
         # Replaced, never changed, since other threads read it.
         self._misses: tuple[float, ...] = ()
-        for job_id, row in telemetry.latest("eta").items():
-            if "score" in row.values:
-                self._scores[job_id] = dict(row.values["score"])
-            else:
-                self._issued[job_id] = [dict(values) for values in row.values["issued"]]
+        self._issued, self._scores = sound_intervals(telemetry)
         for score in self._scores.values():
             self._learn(score)
 

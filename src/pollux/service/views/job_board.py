@@ -17,7 +17,7 @@ from pollux.controller import ENDED, HOLDING, JobRecord, JobState
 from pollux.controller.explanations.explain import explain_cost
 from pollux.controller.state.costs import medians
 from pollux.core import Snapshot
-from pollux.core.errors import UnknownName
+from pollux.core.errors import InvalidInput, UnknownName
 from pollux.service.views.estimates import estimate, explained
 from pollux.wire import codec
 from pollux.wire.status import Eta, JobStatus
@@ -27,6 +27,8 @@ __all__ = ["Explained", "JobBoard", "JobEntry", "frozen"]
 # During a resize, its earlier replicas may still report.
 _STARTED = (JobState.STARTING, JobState.RUNNING)
 _ACTIVE = "active"
+# What working out one job's figures from numbers that do not fit may raise.
+_MISFITS = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, InvalidInput)
 _T = TypeVar("_T")
 _log = logging.getLogger("pollux.service")
 
@@ -59,7 +61,7 @@ class JobEntry:
         """The result of `work`; None if it fails for this job's numbers, which is noted in the entry."""
         try:
             return work()
-        except (ArithmeticError, ValueError) as error:
+        except _MISFITS as error:
             if not self.fault:
                 _log.exception("job '%s': its %s cannot be computed", self.record.spec.id, figure)
             self.fault = f"its {figure} cannot be computed ({error}); the service's log has the details"
@@ -86,8 +88,23 @@ class JobEntry:
         return self.work_out("ETA", lambda: estimate(self.record, around, self.others))
 
     def status(self, now: float, fairness: float | None = None) -> JobStatus:
-        """The whole status at `now`; `fairness` is separate, since it depends on all other jobs."""
-        record, report = self.record, self.report
+        """The whole status at `now`; `fairness` is separate, since it depends on all other jobs.
+
+        Where it cannot be made of the job's report, it is made without that, and says so.
+        """
+        return self._encoded(now, fairness)[0]
+
+    def _encoded(self, now: float, fairness: float | None) -> tuple[JobStatus, dict[str, Any]]:
+        """The status, and the same as JSON values."""
+
+        def made(report: Mapping[str, Any]) -> tuple[JobStatus, dict[str, Any]]:
+            status = self._status(now, report, fairness)
+            return status, codec.encode(status)
+
+        return self.work_out("status", lambda: made(self.report)) or made({})
+
+    def _status(self, now: float, report: Mapping[str, Any], fairness: float | None) -> JobStatus:
+        record = self.record
         spec, request = record.spec, record.spec.request
         total, done = report.get("total_progress"), report.get("progress")
         progress = min(max(done / total, 0.0), 1.0) if total and done is not None else None
@@ -136,7 +153,7 @@ class JobEntry:
     def json(self, now: float, fairness: float | None = None) -> bytes:
         """The encoded status; cached except for GPU-seconds and fairness, which change with time."""
         if not self.rendered:
-            values = codec.encode(self.status(now))
+            values = self._encoded(now, None)[1]
             del values["gpu_seconds"], values["fairness"]
             self.rendered = json.dumps(values, separators=(",", ":")).encode()[:-1]
         rho = b"null" if fairness is None else repr(fairness).encode()

@@ -25,6 +25,7 @@ from pollux.core import Snapshot
 from pollux.service.views.eta_scores import EtaBook
 from pollux.service.views.job_board import JobBoard, JobEntry, frozen
 from pollux.service.views.job_events import Feed, JobEvents
+from pollux.service.views.stored_rows import newest_reports
 from pollux.service.views.timeline import Timeline
 from pollux.store.protocol import Telemetry, TelemetryRow
 from pollux.wire.status import NodeStatus, QueueStatus
@@ -44,7 +45,7 @@ class Projector:
         self.feed = Feed()
         self.etas = EtaBook(telemetry)
         self._snapshot: Snapshot | None = None
-        self._newest = dict(telemetry.latest("report"))
+        self._newest, self._faults = newest_reports(telemetry)
 
     def project(
         self, events: Sequence[Event], rows: Sequence[TelemetryRow], controller: Controller, now: float, revision: int
@@ -53,6 +54,7 @@ class Projector:
         for row in rows:
             if row.kind == "report":
                 self._newest[row.job_id] = row
+                self._faults.pop(row.job_id, None)
         if any(isinstance(event, JobsForgotten) for event in events):
             self._forget({entry.record.spec.id for entry in self.board.entries()} - controller.jobs.keys())
         for event in events:
@@ -77,6 +79,7 @@ class Projector:
         self.board.remove(job_ids)
         for job_id in job_ids:
             self._newest.pop(job_id, None)
+            self._faults.pop(job_id, None)
             self.job_events.forget(job_id)
             self.timeline.forget(job_id)
             self.etas.forget(job_id)
@@ -100,6 +103,7 @@ class Projector:
             around = None if record.state in ENDED else self._surroundings(controller, now)
             known, at = (row.values, row.at) if row else ({}, None)
             entry = JobEntry(frozen(record), known, at, around, self.board.records, self.etas.widened)
+            entry.fault = self._faults.get(job_id, "")
             self.board.put(entry)
             self.timeline.set_placement(record)
             self.job_events.close(record)

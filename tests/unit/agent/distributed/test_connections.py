@@ -1,4 +1,3 @@
-import os
 import socket
 from typing import Any
 
@@ -70,13 +69,6 @@ def test_what_other_users_have_connected_is_cut(monkeypatch):
         assert is_open(clients[1]), "a server of the script's own may have other guests"
         for each in (*clients, *accepted):
             each.close()
-
-
-def test_ends_are_written_as_the_kernel_lists_them():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        port = server.getsockname()[1]
-        users, theirs = module._users_connected_to({port}), end(client)
-    assert users == {(theirs, f"127.0.0.1 {port}"): os.geteuid()}
 
 
 def test_a_default_timeout_of_the_scripts_own_is_respected(pair, monkeypatch):

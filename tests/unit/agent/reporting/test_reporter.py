@@ -1,6 +1,7 @@
 """Reports to the scheduler: what they hold, when they are sent, and that training never waits for them."""
 
 import json
+import os
 import threading
 import time
 from dataclasses import replace
@@ -20,6 +21,7 @@ from pollux.goodput import (
     PublishedThroughput,
 )
 from pollux.testing.waiting import PATIENCE_SECONDS
+from pollux.wire import socket_owners
 from pollux.wire.report import PlaceCorrection, Report
 
 REPORT = Report(
@@ -253,6 +255,31 @@ def test_a_report_is_posted_with_the_jobs_token(service):
     address = Address(f"http://127.0.0.1:{service.server_port}", "my job/1", "secret")
     assert post_report(address, '{"step": 3}') == {"report_every_seconds": 12.0}
     assert service.seen == [("/v1/jobs/my%20job%2F1/reports", "Bearer secret", {"step": 3})]
+
+
+def test_a_report_that_comes_too_soon_is_sent_later_and_is_no_failure(service, caplog):
+    service.answer = (429, b"{}")
+    now = [0.0]
+    reporter = Reporter.to(Address(f"http://127.0.0.1:{service.server_port}", "job", "secret"))
+    reporter._clock = lambda: now[0]
+    reporter._send(REPORT)
+    assert reporter._failures == 0
+    assert reporter._newest is REPORT
+    assert reporter._next_at == 5.0
+    assert not caplog.records
+    service.answer = (200, b"{}")
+    reporter._send(REPORT)
+    assert len(service.seen) == 2
+
+
+def test_no_token_goes_to_another_users_server(service, monkeypatch):
+    monkeypatch.setattr(socket_owners, "_ROOT", -1)
+    monkeypatch.setattr(socket_owners.os, "geteuid", lambda: 4321)
+    url = f"http://127.0.0.1:{service.server_port}"
+    with pytest.raises(ConnectionError, match=r"listens at 127\.0\.0\.1:.*: no token was sent"):
+        post_report(Address(url, "job", "secret"), "{}")
+    assert service.seen == []
+    assert post_report(Address(url, "job", "secret", server_user=os.getuid()), "{}")
 
 
 @pytest.mark.parametrize("answer", [(403, b'{"error": {}}'), (500, b"oops"), (200, b"not json")])

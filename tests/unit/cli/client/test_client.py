@@ -1,6 +1,7 @@
 """The client: where the service is, what is sent, and errors as the classes they were raised as."""
 
 import json
+import os
 import socket
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from pollux.cli.client.client import Client, connect, find_service, job_path, read_token
 from pollux.core import errors
 from pollux.core.errors import Conflict, InvalidInput, PolluxError, Unauthorised, UnknownName, Unreachable
+from pollux.wire import socket_owners
 
 
 def test_finds_address_and_token_in_the_home(fake):
@@ -67,6 +69,47 @@ def test_every_error_comes_back_as_itself(fake, name):
         connect().get(job_path("x"))
     assert type(caught.value) is kind
     assert caught.value.exit_code == kind.exit_code
+
+
+@pytest.fixture
+def stranger(monkeypatch):
+    """Every server of this machine now belongs to another user than the commands."""
+    monkeypatch.setattr(socket_owners, "_ROOT", -1)
+    monkeypatch.setattr(socket_owners.os, "geteuid", lambda: 4321)
+
+
+@pytest.mark.parametrize("ask", ["get", "post", "events", "lines"])
+def test_no_token_goes_to_another_users_server(fake, stranger, ask):
+    client = connect({"POLLUX_HOME": str(fake.home), "POLLUX_TOKEN": "the-token"})
+    with pytest.raises(Unreachable, match=rf"user {os.getuid()} of this machine listens at 127.0.0.1:"):
+        list(getattr(client, ask)(*([] if ask == "events" else ["/v1/status"])))
+    assert fake.asked == []
+
+
+@pytest.mark.parametrize("trusted", ["who wrote the token", "who is named"])
+def test_a_user_who_may_have_the_token_may_be_sent_it(fake, stranger, trusted):
+    fake.answers["GET", "/v1/status"] = {"version": "1"}
+    named = {"POLLUX_TOKEN": "the-token", "POLLUX_SERVER_UID": str(os.getuid())} if trusted == "who is named" else {}
+    assert connect({"POLLUX_HOME": str(fake.home), **named}).get("/v1/status") == {"version": "1"}
+
+
+def test_a_trusted_user_is_a_number(fake, stranger):
+    with pytest.raises(InvalidInput, match="POLLUX_SERVER_UID is 'alice'"):
+        connect({"POLLUX_HOME": str(fake.home), "POLLUX_SERVER_UID": "alice"}).get("/v1/status")
+
+
+def test_a_service_that_has_moved_from_a_port_that_a_stranger_took_is_found(fake, monkeypatch):
+    fake.answers["GET", "/v1/status"] = {"version": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        port = squatter.getsockname()[1]
+        real = socket_owners.tcp_sockets
+        theirs = {True: 4321}
+        monkeypatch.setattr(
+            socket_owners, "tcp_sockets",
+            lambda ports: (each._replace(user=theirs.get(port in ports, each.user)) for each in real(ports)),
+        )  # fmt: skip
+        client = Client(f"http://127.0.0.1:{port}", "the-token", find=lambda: fake.url)
+        assert client.get("/v1/status") == {"version": "1"}
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,23 @@ def test_with_json_the_output_goes_to_standard_error(capsys, fake):
     assert capsys.readouterr() == ("", "text\n")
 
 
+@pytest.mark.parametrize("address", ["https://example.org", "x\a\x1b[2J", "x\x9b2J", "x\x9d0;title\x9c", "x\u202ey"])
+@pytest.mark.parametrize("ending", ["\x1b\\", "\a"])
+def test_a_link_in_the_output_is_text_only(fake, monkeypatch, address, ending):
+    """Its address would be written into a control code as it is."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    with Screen() as screen:
+        screen.status(fake.job("train"), 0.0)
+        screen.log(f"\x1b[31mred\x1b]8;id=1;{address}{ending}a link\x1b]8;;{ending} after\n")
+    shown = terminal.getvalue()
+    assert "a link" in shown
+    assert "after" in shown
+    assert "\x1b]" not in shown
+    assert "\x1b[2J" not in shown
+    assert not set(shown) & set("\a\x9b\x9c\x9d\u202e")
+
+
 def test_on_a_terminal_the_line_stays_below_the_output(fake, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)

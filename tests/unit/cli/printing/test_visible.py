@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pollux import cli
 from pollux.cli.printing.console import SafeConsole
-from pollux.cli.printing.visible import one_sign_each, visible, visible_log
+from pollux.wire.visible_text import one_sign_each, visible, visible_log
 
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 ATTACK = "\x1b]0;mine\x07\x1b[2J\x9b31m\r\u202egpj.exe\u2066\x7f"

@@ -53,14 +53,35 @@ def test_many_different_messages_take_bounded_memory():
     assert len(repeat._known) <= 512
 
 
-def test_the_filters_are_there_as_long_as_the_service_is(heard):
+@pytest.mark.parametrize(
+    "name", ["pollux.service", "pollux.backends", "pollux.store.sqlite", "pollux.later", "asyncio"]
+)
+def test_the_repeats_of_every_logger_are_counted_as_long_as_the_service_runs(name):
+    handler = Heard()
+    logging.getLogger().addHandler(handler)
+    try:
+        with bounded_log():
+            for _ in range(100):
+                logging.getLogger(name).warning("again")
+        assert handler.lines.count("again") == 20
+        assert not any(isinstance(each, RepeatFilter) for each in handler.filters)
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+@pytest.mark.parametrize("name", ["pollux.service", "pollux.backends", "pollux.later"])
+def test_foreign_text_in_the_log_does_not_control_a_terminal(name, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
     with bounded_log():
-        for name in ("pollux.service", "uvicorn.error", "asyncio"):
-            assert any(isinstance(each, RepeatFilter) for each in logging.getLogger(name).filters)
-        for _ in range(100):
-            logging.getLogger("pollux.service").warning("again")
-    assert heard.count("again") == 20
-    assert not any(isinstance(each, RepeatFilter) for each in logging.getLogger("pollux.service").filters)
+        logging.getLogger(name).warning("sbatch said: %s", "\x1b[2J\x1b]0;x\a\x9b1m\u202eabc\ttab\nnext \udc9b")
+        try:
+            raise ValueError("\x1b[31m")
+        except ValueError:
+            logging.getLogger(name).exception("folder \x07")
+    told = capsys.readouterr().err
+    assert "sbatch said: ^[[2J^[]0;x^G" in told
+    assert "\ttab\nnext" in told
+    assert [each for each in told if not each.isprintable() and each not in "\t\n"] == []
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pollux.backends.process.refusals import RefusalLog
-from pollux.backends.process.socket_owner import owner_of
 from pollux.backends.shim.store import plain_protocol
 from pollux.backends.shim.store.key_values import KeyValues, StoreRefusal, Waiter
 from pollux.wire.live import store_channel
 from pollux.wire.live.store_channel import BrokenFrame, FrameReader, FrameWriter, StoreOperation
+from pollux.wire.socket_owners import owner_of
 
 __all__ = ["StorePeers"]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pollux.cli.arguments.options import Job, Json, print_json, whole
-from pollux.cli.printing.visible import visible_log
 from pollux.core.errors import InvalidInput, PolluxError, Unreachable
+from pollux.wire.visible_text import visible_log
 
 if TYPE_CHECKING:
     from pollux.cli.client.client import Client

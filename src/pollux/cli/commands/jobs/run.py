@@ -161,11 +161,12 @@ def _engine(home: Path, slots: int | None, policy: str) -> Iterator[Engine]:
     import pollux.policies as policies
     from pollux.cli.client.report_server import open_report_server
     from pollux.service import Engine
+    from pollux.service.server.service_log import bounded_log
     from pollux.service.settings import ServiceSettings
     from pollux.store import open_store, open_telemetry
 
     options = {} if slots is None else {"slots": slots}
-    with open_report_server() as reports:
+    with bounded_log(), open_report_server() as reports:
         settings = ServiceSettings(
             home=home,
             policy=policy,

@@ -94,8 +94,8 @@ async def _set_queue(call: Call) -> Response:
 
 
 def _check_share(weight: object, quota: object) -> None:
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1e6:
-        raise InvalidInput(f"weight is {str(weight)[:80]}; give a number above 0, at most 1000000")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 1e-6 <= weight <= 1e6:
+        raise InvalidInput(f"weight is {str(weight)[:80]}; give a number from 0.000001 to 1000000")
     if quota is not None and (isinstance(quota, bool) or not isinstance(quota, int) or not 0 <= quota <= 10**9):
         raise InvalidInput(f"gpu_quota is {str(quota)[:80]}; give a whole number from 0, or null for no quota")
 
@@ -204,7 +204,7 @@ def cluster_operations(stop: Callable[[AtStop], None]) -> tuple[Operation, ...]:
             _set_queue, ref("QueueStatus"),
             takes={
                 **only({}, {
-                    "weight": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6},
+                    "weight": {"type": "number", "minimum": 1e-6, "maximum": 1e6},
                     "gpu_quota": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 10**9}, {"type": "null"}]},
                 }),
                 "minProperties": 1,

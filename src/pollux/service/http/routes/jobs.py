@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from starlette.responses import Response
 
 from pollux.controller import JobRecord, JobState
 from pollux.controller.explanations.explain import explain_lack
 from pollux.controller.explanations.forecast import lack_of
-from pollux.core.errors import InvalidInput, choices
+from pollux.core.errors import InvalidInput, TooOften, choices
+from pollux.service.clocks.job_rates import JobRates
+from pollux.service.http.foreign_reads import place_of
 from pollux.service.http.operations import (
     Call,
     Operation,
@@ -38,13 +42,15 @@ __all__ = ["OPERATIONS"]
 
 # Making a job's JSON takes a fraction of a millisecond: after this many, others get their turn.
 _FRESH_AT_ONCE = 20
+# Of the tokens of a job's rate of reports.
+_KEPT_FOR_LAST = 5
 _USUAL_QUEUE = "default"
 
 
 async def _request(call: Call) -> JobRequest:
     request = parse_job(call.body, None, "job")
     check = call.engine.admission.check
-    await foreign(call).folders.run(f"workdir {request.workdir}", request.workdir, lambda: check(request))
+    await foreign(call).folders.run(f"workdir {request.workdir}", place_of(request.workdir), lambda: check(request))
     return request
 
 
@@ -201,14 +207,31 @@ async def _series(call: Call) -> Response:
     query = call.query
     # Thousands of rows take a while to write as well.
     return await asyncio.to_thread(
-        lambda: json_response(
-            {"rows": series_of(call.engine, call.job_id, query["kind"], query["since"], query["limit"])}
-        )
+        lambda: _rows_answer(series_of(call.engine, call.job_id, query["kind"], query["since"], query["limit"]))
     )
+
+
+def _rows_answer(rows: list[dict[str, Any]]) -> Response:
+    """The rows, without those that a store may hold and JSON may not."""
+    try:
+        return json_response({"rows": rows})
+    except InvalidInput:
+        return json_response({"rows": [row for row in rows if _can_be_sent(row)]})
+
+
+def _can_be_sent(row: dict[str, Any]) -> bool:
+    try:
+        return bool(encode(row))
+    except InvalidInput:
+        return False
 
 
 async def _report(call: Call) -> Response:
     report = decode(Report, call.body, "report")
+    rates: JobRates = call.request.app.state.report_rates
+    # The last report of a job that is done has its place kept.
+    if not rates.take(call.job_id, time.monotonic(), 0 if report.final else _KEPT_FOR_LAST):
+        raise TooOften(f"job '{call.job_id}' reports too often: twice a second at most; try again in 1 s")
     return await answer_response(call.engine.report(call.job_id, report))
 
 
@@ -311,6 +334,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST", "/v1/jobs/{job_id}/reports", "report", "What a job's agent has to tell; durable before the reply.",
-        _report, ref("ReportReply"), takes=ref("Report"), errors=(404, 409, 422), job_token=True,
+        _report, ref("ReportReply"), takes=ref("Report"), errors=(404, 409, 422, 429), job_token=True,
     ),
 )  # fmt: skip
