@@ -33,6 +33,7 @@ from pollux.backends.shim import forkserver
 from pollux.backends.transport import channel
 from pollux.backends.transport.channel import SecureLine
 from pollux.core.errors import BackendFailed, InvalidInput, PolluxError
+from pollux.storage.foreign_file import read_inside
 from pollux.wire.live.codec import from_plain
 from pollux.wire.live.node_messages import SessionRequest
 
@@ -44,6 +45,7 @@ SECRET_VARIABLE = "POLLUX_FLEET_SECRET"
 _STRANGER_SECONDS = 10.0
 _MAX_STRANGERS = 256
 _BACKLOG = 256
+_SECRET_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -270,10 +272,14 @@ def _where(listen: str) -> tuple[str, int]:
 
 def _secret(file: Path | None) -> bytes:
     try:
-        text = os.environ.pop(SECRET_VARIABLE, "") if file is None else file.read_text()
+        text = (
+            os.environ.pop(SECRET_VARIABLE, "")
+            if file is None
+            else read_inside(file.parent, file.name, most_bytes=_SECRET_BYTES).decode()
+        )
         secret = bytes.fromhex(text.strip())
-    except OSError as error:
-        raise InvalidInput(f"cannot read the secret from {file}: {error.strerror}; make it readable here") from error
+    except (OSError, PolluxError) as error:
+        raise InvalidInput(f"cannot read the secret from {file}: {error}; make it readable here") from error
     except ValueError:
         secret = b""
     if len(secret) < 16:
