@@ -22,6 +22,8 @@ _KNOWN_SECONDS = 600.0
 _AT_ONCE = 16
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
+_HUNG_SECONDS = 60.0
+_MOST_THREADS = 16
 
 
 class SharedFolders:
@@ -34,7 +36,10 @@ class SharedFolders:
         self._secret = secret
         self._known: dict[tuple[str, tuple[str, int]], float] = {}
         self._lock = threading.Lock()
-        self._asking: set[tuple[object, ...]] = set()
+        # The nearest existing folder of each, as it was found, and until when that counts.
+        self._nearest: dict[str, tuple[Path, float]] = {}
+        # Folders that a thread looks at now, and since when: some file systems never answer.
+        self._asking: dict[tuple[str, ...], float] = {}
         self._answers: dict[tuple[object, ...], FolderCheck] = {}
 
     def refuses(self, folders: Sequence[str], hosts: Iterable[LentNode]) -> str:
@@ -46,18 +51,28 @@ class SharedFolders:
     ) -> FolderCheck | None:
         """Like `refuses` without waiting; a node that does not answer counts as not sharing. None: not known yet.
 
-        `changed` is called from another thread once the answer is known.
+        `changed` is called from another thread once the answer is known. No folder is touched in the caller's thread,
+        and one thread at a time looks at the same folders.
         """
         there = tuple(hosts)
-        key = (tuple(folders), tuple(host.address for host in there))
+        named = tuple(folders)
+        key = (named, tuple(host.address for host in there))
+        now = time.monotonic()
         with self._lock:
             if key in self._answers:
                 return self._answers.pop(key)
-            if all(not self._unknown(_nearest(Path(folder)), there) for folder in folders):
+            if all(self._is_known(folder, there) for folder in named):
                 return FolderCheck()
-            if key in self._asking:
+            hung = [names for names, since in self._asking.items() if now - since > _HUNG_SECONDS]
+            if named in hung or len(hung) >= _MOST_THREADS:
+                which = named if named in hung else hung[0]
+                return FolderCheck(
+                    f"the file system of {' or '.join(map(repr, which))} has not answered this machine for "
+                    f"{_HUNG_SECONDS:g} s: mount it again, or name other folders in 'workdir' and 'checkpoint: dir'"
+                )
+            if named in self._asking or len(self._asking) - len(hung) >= _MOST_THREADS:
                 return None
-            self._asking.add(key)
+            self._asking[named] = now
 
         def find_out() -> None:
             found = FolderCheck(f"it could not be checked whether {_names(there)} share the folders of the job")
@@ -65,7 +80,7 @@ class SharedFolders:
                 found = self._compare_with_retries(folders, there)
             finally:
                 with self._lock:
-                    self._asking.discard(key)
+                    del self._asking[named]
                     if found.why or found.silent:
                         self._answers[key] = found
                 changed()
@@ -89,6 +104,7 @@ class SharedFolders:
         silent = ""
         for number, folder in enumerate(folders):
             nearest = _nearest(Path(folder))
+            self._nearest[folder] = (nearest, time.monotonic() + _KNOWN_SECONDS)
             unknown = self._unknown(nearest, hosts)
             if not unknown:
                 continue
@@ -109,6 +125,12 @@ class SharedFolders:
                     elsewhere=elsewhere,
                 )
         return FolderCheck("", silent)
+
+    def _is_known(self, folder: str, hosts: Sequence[LentNode]) -> bool:
+        """Whether these nodes share the folder, as far as is remembered."""
+        now = time.monotonic()
+        self._nearest = {name: found for name, found in self._nearest.items() if found[1] >= now}
+        return folder in self._nearest and not self._unknown(self._nearest[folder][0], hosts)
 
     def _unknown(self, folder: Path, hosts: Sequence[LentNode]) -> list[LentNode]:
         now = time.monotonic()
