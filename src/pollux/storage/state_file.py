@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pollux.storage.foreign_file import number_inside, open_inside, read_inside
 __all__ = [
     "MAX_STATE_BYTES",
     "create_state",
+    "folder_fault",
     "keep_end",
     "move_state",
     "open_log",
@@ -126,6 +128,15 @@ def _flush(folder: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def folder_fault(folder: Path) -> str:
+    """Who else may read or replace files in this folder; empty where that is nobody. OSError where it is not there."""
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        return f"it belongs to user {found.st_uid}, not to user {os.geteuid()}"
+    mode = stat.S_IMODE(found.st_mode)
+    return f"it has mode {mode:o}, so others can use it" if mode & 0o077 else ""
 
 
 def remove_state(path: Path) -> None:

@@ -23,7 +23,7 @@ from pollux.backends.node_daemon.command import daemon_words, has_replicas
 from pollux.backends.process.devices import check_lent, find_devices
 from pollux.backends.process.network import meeting_variables
 from pollux.core.errors import BackendFailed
-from pollux.storage.state_file import create_state, read_state, write_state
+from pollux.storage.state_file import create_state, folder_fault, read_state, write_state
 
 __all__ = ["CLOSED", "Where", "address_towards", "facts_of", "main", "without_slurm"]
 
@@ -144,6 +144,10 @@ class _Node:
 
     def start(self, facts: Mapping[str, Any], where: Where, warm: bool) -> subprocess.Popen[bytes]:
         """Start the host, `warm` with everything imported; it ends with this process, which holds its input open."""
+        if fault := folder_fault(self._folder):
+            raise BackendFailed(
+                f"the secret in {self._folder} is not used: {fault}; give another folder with pool=FOLDER"
+            )
         announce = self._path("json")
         words = daemon_words(self.claim_name(), facts["places"], where.listen, announce, facts["gpus"], warm)
         words += ["--patient", "--secret-file", str(self._folder / "secret")]

@@ -13,7 +13,7 @@ from pollux.backends.slurm.parse import NodeRow, PilotRow
 from pollux.backends.slurm.pool_plan import NodeNote
 from pollux.core.errors import BackendFailed, InvalidInput, PolluxError
 from pollux.storage.foreign_file import open_inside
-from pollux.storage.state_file import read_json, read_state, write_state
+from pollux.storage.state_file import folder_fault, read_json, read_state, write_state
 
 __all__ = ["PoolFolder"]
 
@@ -34,10 +34,15 @@ class PoolFolder:
         self._beats = 0
 
     def prepare(self, secret: bytes) -> None:
-        """Make the folder, for its owner only, with the secret for hosts."""
+        """Make the folder, for its owner only, with the secret for hosts; refuses one that others can use."""
         try:
             for folder in (self.path, self.pilots, self.path / "names"):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if fault := folder_fault(folder):
+                    raise InvalidInput(
+                        f"the pool's folder {folder} is to hold the fleet's secret, and {fault}; remove it, or name "
+                        "another with pool=FOLDER"
+                    )
             self._put("secret", secret.hex() + "\n")
         except OSError as error:
             raise BackendFailed(f"cannot write {self.path}: {error.strerror}; check its rights and space") from None
