@@ -122,7 +122,7 @@ MESSAGES_OF_RUNNER = (
     PongMessage(), NodeNoticeMessage(), ForkedMessage("1", 77), OutputMessage("1", b"text\n"),
     ExitMessage("1", 1, False, False), OverMemoryMessage("1", 1e9), SweptMessage("1"), ClearMessage(1),
 )  # fmt: skip
-SESSION, GREETING = SessionRequest("a-1", 3, 10.0), SessionGreeting(True, 3, "b")
+SESSION, GREETING = SessionRequest("a-1", 3, 10.0, "n0"), SessionGreeting(True, 3, "b")
 BEAT = Heartbeat(3, 1.0, Activity.TRAINING, 0.5, False, "", 1)
 VIEWS = ("/v1/jobs", "/v1/summary", "/metrics", "/v1/status", "/v1/jobs/odd", "/v1/jobs/odd/explain", "/v1/jobs/good")
 PLAN = GenerationPlan(2, 1, (PlanMember(0, 1), PlanMember(1, None)), senders=(0,))
@@ -249,7 +249,7 @@ def test_a_shim_follows_its_replicas_whatever_they_write(chance, monkeypatch, ca
 def test_a_host_hears_nobody_without_the_secret(chance):
     """What a stranger says first, and what a shim says in other bytes."""
     nonce = channel_module.challenge()
-    request = json.dumps(to_plain(SessionRequest("s-1", 0, 10.0)))
+    request = json.dumps(to_plain(SessionRequest("s-1", 0, 10.0, "n0")))
     good = {
         "nonce": "0" * 32,
         "request": request,

@@ -261,7 +261,7 @@ class NodeWatch(Site):
                     return
             for node, lent in left.items():
                 try:
-                    ask_host(lent.address, self._slots.secret, {"see": []}, 2.0)
+                    ask_host(lent.address, self._slots.secret, {"see": [], "node": node}, 2.0)
                 except BackendFailed:
                     continue
                 with self._thread.lock:

@@ -152,7 +152,8 @@ class SharedFolders:
 
     def _sees(self, host: LentNode, path: str) -> bool | None:
         try:
-            return bool(ask_host(host.address, self._secret, {"see": [path]})["seen"][0])
+            asked = {"see": [path], "node": host.node.id}
+            return bool(ask_host(host.address, self._secret, asked)["seen"][0])
         except (BackendFailed, KeyError, IndexError):
             return None
 

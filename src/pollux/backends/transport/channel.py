@@ -28,7 +28,7 @@ from pollux.wire.live.codec import MalformedValue, encode_tagged
 
 __all__ = ["VERSION", "Channel", "SecureLine", "answer", "challenge", "check", "clock", "hello", "proof"]
 
-VERSION = 3
+VERSION = 4
 """The version of the messages; both sides must have the same."""
 
 _MAX_LINE_BYTES = 64 << 20

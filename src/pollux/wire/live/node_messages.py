@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """The first message of a shim to a daemon: continue this session; the shim has `seen` that many messages.
+    """The first message of a shim to the daemon of `node`: continue this session; the shim has seen that many messages.
 
     A runner ends its replicas if the shim confirms nothing for `lease` seconds.
     """
@@ -48,6 +48,7 @@ class SessionRequest:
     session: str
     seen: int
     lease: float
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
