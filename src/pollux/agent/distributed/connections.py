@@ -22,7 +22,8 @@ __all__ = ["cut", "cut_other_users", "is_possible", "listening_ports", "own_ends
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _MAPPED = "::ffff:"
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-_ESTABLISHED = "01"
+_LISTENS = "0A"
+_LOOKS = 3
 
 
 def is_possible() -> bool:
@@ -53,28 +54,53 @@ def listening_ports() -> frozenset[int]:
 
 
 def cut_other_users(ports: Collection[int]) -> int:
-    """End the connections that other users of this machine have made to these ports; returns their number."""
-    users = _users_connected_to(ports)
+    """End the connections that other users of this machine have made to these ports; returns their number.
+
+    So does a connection from this machine whose user the kernel no longer has, since who made it has left; what it said
+    may still be read.
+    """
+    there = {(_text(theirs), _text(mine)): str(theirs[0]) for _, mine, theirs in _connections() if mine[1] in ports}
+    users: dict[tuple[str, str], int] = {}
+    for _ in range(_LOOKS):
+        # The list may lack a row while others come and go.
+        users |= _users_connected_by(ports)
+        if users.keys() >= there.keys():
+            break
+    strange = {ends for ends in there if users.get(ends, os.geteuid()) != os.geteuid()}
+    # Where our own side is not listed, the list is of other connections.
+    left = [ends for ends in there if ends not in users and ends[::-1] in users and _is_here(there[ends])]
     count = 0
     for connection, mine, theirs in _connections():
-        if users.get((_text(theirs), _text(mine)), os.geteuid()) != os.geteuid():
+        if (_text(theirs), _text(mine)) in strange.union(left):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
 
 
-def _users_connected_to(ports: Collection[int]) -> dict[tuple[str, str], int]:
-    """The users of this machine's connections to these ports, by both ends, as the kernel lists them."""
+def _users_connected_by(ports: Collection[int]) -> dict[tuple[str, str], int]:
+    """The users of this machine's connections to and from these ports, from either end, as the kernel lists them."""
     wanted = {f"{port:04X}" for port in ports}
     users = {}
     for table in _TABLES:
         with contextlib.suppress(OSError, ValueError, IndexError), open(table) as rows:
             for row in rows:
                 fields = row.split()
-                if fields[3] == _ESTABLISHED and fields[2].rpartition(":")[2] in wanted and fields[9] != "0":
+                is_one = wanted.intersection(end.rpartition(":")[2] for end in fields[1:3])
+                if is_one and fields[3] != _LISTENS and fields[9] != "0":
                     users[_listed(fields[1]), _listed(fields[2])] = int(fields[7])
     return users
+
+
+def _is_here(host: str) -> bool:
+    """Whether it is an address of this machine: no other can be bound to."""
+    plain = host.removeprefix(_MAPPED)
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in plain else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((plain, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _listed(text: str) -> str:
