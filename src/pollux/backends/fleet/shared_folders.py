@@ -57,22 +57,14 @@ class SharedFolders:
         there = tuple(hosts)
         named = tuple(folders)
         key = (named, tuple(host.address for host in there))
-        now = time.monotonic()
         with self._lock:
             if key in self._answers:
                 return self._answers.pop(key)
             if all(self._is_known(folder, there) for folder in named):
                 return FolderCheck()
-            hung = [names for names, since in self._asking.items() if now - since > _HUNG_SECONDS]
-            if named in hung or len(hung) >= _MOST_THREADS:
-                which = named if named in hung else hung[0]
-                return FolderCheck(
-                    f"the file system of {' or '.join(map(repr, which))} has not answered this machine for "
-                    f"{_HUNG_SECONDS:g} s: mount it again, or name other folders in 'workdir' and 'checkpoint: dir'"
-                )
-            if named in self._asking or len(self._asking) - len(hung) >= _MOST_THREADS:
-                return None
-            self._asking[named] = now
+            if not self._may_look(named):
+                return self._hung(named)
+            self._asking[named] = time.monotonic()
 
         def find_out() -> None:
             found = FolderCheck(f"it could not be checked whether {_names(there)} share the folders of the job")
@@ -87,6 +79,20 @@ class SharedFolders:
 
         threading.Thread(target=find_out, name="pollux-shared-folders", daemon=True).start()
         return None
+
+    def _may_look(self, folders: tuple[str, ...]) -> bool:
+        return folders not in self._asking and len(self._asking) < _MOST_THREADS
+
+    def _hung(self, folders: tuple[str, ...]) -> FolderCheck | None:
+        """That these folders, or as many as threads may look at, have not answered for long; None: they may yet."""
+        since = self._asking.get(folders) or max(self._asking.values())
+        if time.monotonic() - since <= _HUNG_SECONDS:
+            return None
+        which = folders if folders in self._asking else next(iter(self._asking))
+        return FolderCheck(
+            f"the file system of {' or '.join(map(repr, which))} has not answered this machine for {_HUNG_SECONDS:g} "
+            "s: mount it again, or name other folders in 'workdir' and 'checkpoint: dir'"
+        )
 
     def _compare_with_retries(self, folders: Sequence[str], hosts: Sequence[LentNode]) -> FolderCheck:
         for attempt in range(_ATTEMPTS):
