@@ -4,10 +4,11 @@ import codecs
 import json
 import locale
 import os
+import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import settings
 from tests.support.hosted_store import HostedStore
 from tests.support.surroundings import settle
 
+from pollux.backends.process import proc
 from pollux.testing.jobs.replica_server import ReplicaServer
 from pollux.testing.waiting import OutOfTime
 
@@ -177,6 +179,23 @@ def replica_server() -> Iterator[ReplicaServer]:
     """Starts training replicas in milliseconds; one for all tests of a process."""
     with ReplicaServer() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _children_of_the_run_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shims and daemons end all children of their process. In a test of their parts these are other tests' servers."""
+    test_run, kill_all = os.getpid(), proc.kill_all
+
+    def checked(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+        pids = list(pids)
+        if os.getpid() == test_run:
+            table = proc.process_table()
+            ours = [table[pid].pid for pid in pids if pid in table and table[pid].parent == test_run]
+            others = [pid for pid in ours if b"pollux.testing" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            assert not others, f"this test would end {others}, which other tests use: see LocalLauncher(spared=...)"
+        kill_all(pids, number)
+
+    monkeypatch.setattr(proc, "kill_all", checked)
 
 
 @pytest.fixture

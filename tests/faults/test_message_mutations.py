@@ -24,6 +24,7 @@ from pollux.backends.dispatch.job_table import DispatchedJob, HeldGeneration, Jo
 from pollux.backends.dispatch.shim_events import ShimEvents
 from pollux.backends.dispatch.site import Site
 from pollux.backends.node_daemon.job_runner import NodeJobRunner
+from pollux.backends.process import proc
 from pollux.backends.process.select_loop import SelectLoop
 from pollux.backends.ray.options import RayOptions
 from pollux.backends.ray.provider import RayNodeProvider
@@ -284,8 +285,10 @@ def test_a_shim_believes_no_host_without_the_secret(chance):
 
 
 @pytest.mark.parametrize("way", ["to a runner", "of a runner"])
-def test_what_is_said_after_the_proof_is_a_message_or_refused(chance, loop, capsys, way):
+def test_what_is_said_after_the_proof_is_a_message_or_refused(chance, loop, capsys, monkeypatch, way):
     """Authentic, and with another field: neither side of the channel chokes on it."""
+    # A runner ends all children of its process, which here are those of other tests.
+    monkeypatch.setattr(proc, "descendants", lambda root, table: [])
     values = tagged(*(REQUESTS if way == "to a runner" else MESSAGES_OF_RUNNER))
     launcher = RemoteLauncher(replace(FLEET, nodes={}), loop)
     link = _link(launcher)

@@ -20,6 +20,8 @@ from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 _ENDS = {"": 0, "killed": -signal.SIGKILL, "stopped": 128 + signal.SIGTERM}
 _LATE = -1000 - signal.SIGKILL  # as `forked.py` gives it
 _ENVIRONMENT = {
+    # For `tests.support`: a script has only its own folder in its path.
+    "PYTHONPATH": str(Path(__file__).parents[3]),
     "MASTER_ADDR": "127.0.0.1",
     "TORCHELASTIC_RUN_ID": "test",
     "GLOO_SOCKET_IFNAME": "lo",

@@ -108,7 +108,7 @@ def test_jobs_train_on_without_the_head_and_go_on_from_checkpoints_on_the_nodes_
         parts.head = parts.start_head()
         run.wait_for("end of the node", lambda: [event for event in run.of_nodes(NodeDown) if event.node_id == node])
         assert float64_job.living(run.folder) == replicas, "the node answers, so that its jobs can save"
-        run.wait_for("warning", lambda: "knows none of the nodes of before" in "".join(run.backend.warnings()))
+        run.wait_for("warning", lambda: "has none of its earlier nodes" in "".join(run.backend.warnings()))
         # As a service does with the jobs of a node that is down.
         run.backend.stop(run.job_id, run.generation, 40.0)
         run.wait_for("end", lambda: [event for event in run.events if isinstance(event, ReplicasEnded)])
