@@ -60,7 +60,7 @@ class SharedFolders:
         with self._lock:
             if key in self._answers:
                 return self._answers.pop(key)
-            if all(self._is_known(folder, there) for folder in named):
+            if not there or all(self._is_known(folder, there) for folder in named):
                 return FolderCheck()
             if not self._may_look(named):
                 return self._hung(named)
