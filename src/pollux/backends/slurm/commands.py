@@ -141,6 +141,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()
+    # It has been killed, and waits for the kernel at most: what it started may hold the output open for longer.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5.0)
 
 
 def _no_munge(environ: Mapping[str, str]) -> str:
