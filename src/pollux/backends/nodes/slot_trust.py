@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pollux.backends.nodes.slot import Slot
-from pollux.backends.protocol import Outcome
 from pollux.controller.state.node_trust import NodeTrust
 
 __all__ = ["SlotTrust"]
@@ -18,8 +17,8 @@ class SlotTrust:
         self._slots = {str(slot): slot for slot in slots}
         self._trust = NodeTrust()
 
-    def note_end(self, slots: Sequence[Slot], script: str, outcome: Outcome) -> None:
-        """Count an end for these slots, or against the only one."""
+    def note_end(self, slots: Sequence[Slot], script: str, outcome: str) -> None:
+        """Count an end (`protocol.Outcome`) for these slots, or against the only one."""
         if outcome == "succeeded":
             for slot in self._slots.keys() & set(map(str, slots)):
                 self._trust.note_good(slot, script)
