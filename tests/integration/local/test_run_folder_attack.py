@@ -1,5 +1,6 @@
 """A job that puts pipes and nonsense into the service's own folder of it, under a real service: others go on."""
 
+import contextlib
 import json
 import os
 import signal
@@ -58,9 +59,20 @@ def test_the_service_its_restart_and_other_jobs_go_on(service):
     service.until("again", lambda job: job["state"] == "succeeded", "again")
     service.call("/v1/jobs/lives/cancel", {})
     wait_until("the end of the attacker", lambda: ended(service, "lives"), PATIENCE_SECONDS, 0.1)
+    wait_until("the end of what it runs", lambda: not still_there(service.home / "lives"), PATIENCE_SECONDS, 0.1)
     assert "it counts as missing" in (service.home / "service.log").read_text()
 
 
 def ended(service, name):
     state = service.call(f"/v1/jobs/{name}")["job"]["state"]
     return state if state in ("succeeded", "failed", "cancelled") else None
+
+
+def still_there(folder):
+    """The processes that work in that folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(entry / "cwd") == str(folder):
+                found.append(int(entry.name))
+    return found

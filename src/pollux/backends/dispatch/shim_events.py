@@ -20,6 +20,7 @@ from pollux.backends.process.records import (
     record_path,
     write_record,
 )
+from pollux.backends.process.replica_env import run_id
 from pollux.backends.protocol import ReplicasEnded, ReplicasLost, ReplicasStarted
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import (
@@ -204,7 +205,9 @@ class ShimEvents:
         job.sweeping = True
         held = job.now
         assert held is not None
-        record = read_order(job.folder, held.generation)
+        # Its name is known; what the record says, a job may have changed to outlive its end.
+        name = run_id(job.folder.parents[1], job.id, held.generation)
+        record = {**read_order(job.folder, held.generation), "run_id": name}
         if not self._table.slots.ends_all(record):
             self._thread.after(_SWEEP_SECONDS, lambda: self.lose(job))
             return

@@ -122,10 +122,8 @@ class LocalSlotAllocator:
         }
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
-        """Kill its processes; none is left if the machine has booted since."""
-        if record.get("boot") != proc.boot_id():
-            return True
-        replicas = record.get("replicas", [])
+        """Kill its processes: those with its name, and those in the record unless the machine has booted since."""
+        replicas = record.get("replicas", []) if record.get("boot") == proc.boot_id() else []
         # Pids are reused: if another process has this pid now, its session is not ours.
         sessions = {int(pid) for pid, start, _ in replicas if proc.start_time(int(pid)) in (None, start)}
         left = proc.members(
