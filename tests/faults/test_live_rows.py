@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.live_backend import SharedBackend, check_exact
 
 from pollux.backends.local import LocalBackend
 from pollux.backends.protocol import ReplicasEnded
@@ -19,29 +20,13 @@ KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 EPOCHS = 8
 
 
-class Shared:
-    """One backend for all tests of this file, as each of them sees it."""
-
-    def __init__(self, backend, listeners):
-        self._backend, self._listeners = backend, listeners
-
-    def start(self, listener):
-        self._listeners.append(listener)
-
-    def close(self):
-        pass
-
-    def __getattr__(self, name):
-        return getattr(self._backend, name)
-
-
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     listeners: list[Any] = []
     backend = LocalBackend(home, slots=4, hang_seconds=2.5)
     backend.start(lambda event: [listener(event) for listener in listeners])
-    shared = Shared(backend, listeners)
+    shared = SharedBackend(backend, listeners)
     wait_until("warm backend", lambda: backend.is_warm)
     shared.home = home
     yield shared
@@ -80,14 +65,6 @@ def store_host(local, run):
     return host
 
 
-def check(run, restarts=0):
-    verdict = run.finish()
-    assert verdict.exact
-    assert (verdict.samples_lost, verdict.samples_repeated) == (0, 0)
-    assert verdict.largest_difference < 1e-11
-    assert len(verdict.restarts) == restarts, verdict.restarts
-
-
 @pytest.mark.parametrize(
     ("phase", "rank", "sent"),
     [
@@ -104,7 +81,7 @@ def test_who_fails_on_the_way_is_left_behind(job, phase, rank, sent):
     run.resize(3)
     run.await_running()
     assert len(run.losses) == 1, run.story()
-    check(run)
+    check_exact(run)
 
 
 def test_without_anybody_who_holds_the_state_the_job_starts_from_its_checkpoint(job):
@@ -112,7 +89,7 @@ def test_without_anybody_who_holds_the_state_the_job_starts_from_its_checkpoint(
     run.wait_for("checkpoint", lambda: any((run.folder / "checkpoints").glob("step-*")) or None)
     run.resize(4)
     run.await_running()
-    check(run, restarts=1)
+    check_exact(run, restarts=1)
 
 
 def test_without_its_store_a_job_trains_on_and_is_saved_and_restarted_when_it_is_to_change(local, job):
@@ -128,7 +105,7 @@ def test_without_its_store_a_job_trains_on_and_is_saved_and_restarted_when_it_is
     (ended,) = [event for event in run.events if isinstance(event, ReplicasEnded)]
     assert [each.code for each in ended.exits] == [143, 143], "one saves, and both say that they were stopped"
     run.await_running()
-    check(run, restarts=1)
+    check_exact(run, restarts=1)
 
 
 def test_an_order_right_after_one_that_is_withdrawn_has_the_places_of_those_that_never_came(job):
@@ -140,7 +117,7 @@ def test_an_order_right_after_one_that_is_withdrawn_has_the_places_of_those_that
     run.await_running()
     assert run.generation == 3
     assert not run.losses
-    check(run)
+    check_exact(run)
 
 
 def test_a_store_that_goes_while_they_change_means_a_restart(local, job):
@@ -150,7 +127,7 @@ def test_a_store_that_goes_while_they_change_means_a_restart(local, job):
     os.kill(store_host(local, run), KILL)
     run.await_running()
     assert "store" in run.restarts[0]
-    check(run, restarts=1)
+    check_exact(run, restarts=1)
 
 
 def test_a_change_during_the_first_step_and_another_at_once(job):
@@ -158,7 +135,7 @@ def test_a_change_during_the_first_step_and_another_at_once(job):
     run.resize(3)
     run.resize(2)
     run.await_running()
-    check(run)
+    check_exact(run)
 
 
 def test_to_one_replica_and_back_while_checkpoints_are_written(job):
@@ -167,7 +144,7 @@ def test_to_one_replica_and_back_while_checkpoints_are_written(job):
         run.resize(gpus)
         run.await_running()
     assert [kind for kind, _ in run.pauses] == ["shrink", "grow", "shrink", "grow"]
-    check(run)
+    check_exact(run)
 
 
 def test_a_change_while_the_script_is_busy_between_two_passes_waits_for_it(job):
@@ -181,7 +158,7 @@ def test_a_change_while_the_script_is_busy_between_two_passes_waits_for_it(job):
     (run.folder / "go").touch()
     run.await_running()
     assert not run.losses
-    check(run)
+    check_exact(run)
 
 
 def test_data_that_does_not_come_for_long_is_no_hang(job):
@@ -197,7 +174,7 @@ def test_data_that_does_not_come_for_long_is_no_hang(job):
     run.resize(3)
     run.await_running()
     assert not run.losses
-    check(run)
+    check_exact(run)
 
 
 def test_a_pause_of_all_of_a_job_ends_none_of_it(local, job):
@@ -217,7 +194,7 @@ def test_a_pause_of_all_of_a_job_ends_none_of_it(local, job):
     run.wait_for("moment", lambda: time.monotonic() > calm)
     assert sorted(float64_job.living(run.folder)) == sorted(everybody[1:3])
     assert not run.losses
-    check(run)
+    check_exact(run)
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(3, marks=pytest.mark.long)])
@@ -232,7 +209,7 @@ def test_a_change_after_the_last_step_leaves_the_script_alone(job, gpus):
     assert (run.state, float64_job.living(run.folder)) == ("moving", before)
     (run.folder / "go").touch()
     run.wait_for("end", lambda: run.state == "done")
-    check(run)
+    check_exact(run)
 
 
 def test_a_request_to_stop_frees_those_that_wait_at_the_door(job):
@@ -247,7 +224,7 @@ def test_a_request_to_stop_frees_those_that_wait_at_the_door(job):
     assert saved
     assert time.monotonic() - began < 39.0, "they were killed, not freed"
     run.await_running()
-    check(run, restarts=1)
+    check_exact(run, restarts=1)
 
 
 def saver(run):
@@ -262,7 +239,7 @@ def test_one_that_hangs_while_all_train_is_left_behind(job):
     run.wait_for("loss", lambda: run.losses)
     assert "hung" in run.losses[0]
     run.await_running()
-    check(run)
+    check_exact(run)
 
 
 def test_where_replica_0_dies_after_the_order_to_stop_the_next_one_saves(job):
@@ -281,4 +258,4 @@ def test_where_replica_0_dies_after_the_order_to_stop_the_next_one_saves(job):
     newest = max((run.folder / "checkpoints").glob("step-*"))
     assert json.loads((newest / "pollux.json").read_text())["num_replicas"] == 1, "saved by one that was left"
     run.await_running()
-    check(run, restarts=1)
+    check_exact(run, restarts=1)

@@ -10,6 +10,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -125,6 +126,67 @@ def wrong_exports(path: Path) -> list[str]:
 
 def test_exports_are_truthful():
     assert in_each([path for path in MODULES if is_public(path)], wrong_exports) == {}
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Every `pollux` module that a file names in an import, lazy ones and those for types included."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inside = SOURCE.joinpath(*node.module.split("."))
+            for alias in node.names:
+                is_module = (inside / alias.name).is_dir() or (inside / f"{alias.name}.py").exists()
+                yield f"{node.module}.{alias.name}" if is_module else node.module
+
+
+def imported_parts(package: Path) -> set[str]:
+    """The other parts of its room, or rooms, that a package imports: each by its name in the last folder of both."""
+    own, parts = module_name(package / "__init__.py").split("."), set()
+    for target in [name.split(".") for path in package.rglob("*.py") for name in imported_modules(path)]:
+        shared = next((i for i, (a, b) in enumerate(zip(own, target, strict=False)) if a != b), len(own))
+        if min(2, len(own) - 1) <= shared < min(len(own), len(target)):
+            parts.add(target[shared])
+    return parts
+
+
+def wrong_statement_of_imports(path: Path) -> str:
+    said = " ".join((ast.get_docstring(tree_of(path)) or "").split())
+    sentence = re.findall(r"Imports (no other part of the room|`[^.]*`)\.", said)
+    if len(sentence) != 1:
+        return "say once, in a sentence: Imports `one` and `another`. Or: Imports no other part of the room."
+    stated, actual = set(re.findall(r"`(\w+)`", sentence[0])), imported_parts(path.parent)
+    return f"it imports {sorted(actual)}" if stated != actual else ""
+
+
+def test_a_package_says_which_parts_of_its_room_it_imports():
+    insides = [path for path in MODULES if path.name == "__init__.py" and module_name(path).count(".") > 1]
+    rooms = [SOURCE / "pollux" / room / "__init__.py" for room in ROOMS if room]
+    packages = insides + [path for path in rooms if "Imports" in path.read_text()]
+    assert len(packages) > 40
+    assert in_each(packages, wrong_statement_of_imports) == {}
+
+
+def layers_on_the_page() -> dict[str, list[set[str]]]:
+    """The layers inside each room as `ARCHITECTURE.md` draws them: `upper`, `beside it` (a note) → `lower`."""
+    rows = re.findall(r"^\| `([a-z/]+)/` \| (`.+→.+) \|$", (REPOSITORY / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    plain = {room: re.sub(r"\([^)]*\)", "", layers) for room, layers in rows}
+    return {room: [set(re.findall(r"`(\w+)`", layer)) for layer in layers.split("→")] for room, layers in plain.items()}
+
+
+def test_the_page_on_architecture_draws_the_layers_that_are_enforced():
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    drawn, wrong = layers_on_the_page(), {}
+    assert drawn.keys() >= {"agent", "backends", "service", "controller", "policies", "sim", "cli", "testing"}
+    for room, layers in drawn.items():
+        container = f"pollux.{room.replace('/', '.')}"
+        [enforced] = [one["layers"] for one in contracts if one.get("containers") == [container]]
+        packages = {path.parent.name for path in (SOURCE / "pollux" / room).glob("*/__init__.py")}
+        named = packages.union(*layers)
+        expected = [found for layer in enforced if (found := named.intersection(layer.replace("|", " ").split()))]
+        if layers != expected:
+            wrong[room] = expected
+    assert wrong == {}, "ARCHITECTURE.md draws these rooms otherwise than pyproject.toml"
 
 
 def foreign_imports(path: Path) -> list[str]:

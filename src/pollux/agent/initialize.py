@@ -28,7 +28,7 @@ from pollux.agent.elastic.membership import STORE_SECONDS, Membership, connect
 from pollux.agent.job.assembly import assemble
 from pollux.agent.job.job import Job
 from pollux.agent.job.job_options import JobOptions
-from pollux.agent.job.option_checks import check_kinds, check_sizes
+from pollux.agent.job.option_checks import check_dataset_size, check_kinds, check_replicas
 from pollux.core.errors import InvalidInput, MisusedJob
 
 __all__ = ["init"]
@@ -115,7 +115,8 @@ def init(
     where = choose_device(device, environment)
     loader = torch_loader(options.dataset, options.loading, 0, 1)
     options = replace(options, batches=_within_a_pass(options.batches, loader))
-    check_sizes(loader, options.batches.initial, options.batches.maximum, environment)
+    check_replicas(environment.num_replicas, options.batches.initial, options.batches.maximum)
+    check_dataset_size(loader.size, options.batches.initial)
     _move(model, optimizer, where)
     replicas, member = _join_replicas(environment, where, timeout)
     try:

@@ -21,7 +21,7 @@ __all__ = ["MOST_PLACES", "CorrectedThroughput", "corrected", "place_factors"]
 MOST_PLACES = 32
 """The most places that a correction remembers; the last ones measured."""
 
-# The weight of "no correction" where nothing was measured, beside places nearby.
+# Where nothing was measured: the weight of "no correction" against measurements at nearby places.
 _PRIOR_NEARBY = 0.5
 # The weight of a place on one node for one on several, and the reverse, relative to a place of the same sort.
 _OTHER_SORT = 0.3

@@ -32,7 +32,7 @@ def open_store(path: Path | None) -> Store:
 
 
 def open_telemetry(path: Path | None) -> Telemetry:
-    """The measurements in that file, which is made if it does not exist; None: in memory. Refuses like `open_store`.
+    """The measurements in that file, which is made if it does not exist; None: in memory. Errors as in `open_store`.
 
     A damaged file is renamed and a new one made, since no decision needs measurements.
     """

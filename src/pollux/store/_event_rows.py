@@ -25,7 +25,7 @@ def to_text(value: Any, what: str) -> str:
 
 
 def state_to_text(state: Mapping[str, Any]) -> str:
-    """The same for a saved state, but a few jobs at a time: other threads wait while a piece is made."""
+    """JSON of a saved state, made a few jobs at a time: other threads wait while a piece is made."""
     parts = (f"{to_text(name, 'a name')}:{_in_pieces(value)}" for name, value in state.items())
     return f"{{{','.join(parts)}}}"
 

@@ -11,8 +11,8 @@ MOST_ROWS = 2000
 BETWEEN_THINNINGS = 64
 """Rows that a series gains before it is thinned again; a balance of time and size."""
 
-# (age up to which, seconds between two rows). Each width divides the next, so that the first row of a wide interval
-# is also the first of a narrow one, and is still there when it ages.
+# Pairs: the largest age, and the seconds between two rows up to that age. Each width divides the next, so that the
+# first row of a wide interval is also the first of a narrow one, and is still there when it ages.
 _TIERS = ((3600.0, 30.0), (86_400.0, 300.0), (math.inf, 3600.0))
 
 

@@ -17,7 +17,7 @@ __all__ = ["MemoryStore", "MemoryTelemetry"]
 
 
 class MemoryStore:
-    """The log as a list of texts, so that it returns the same as a file would. Usable from any thread."""
+    """The log as a list of texts, so that it returns what a file would return. Usable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -23,7 +23,7 @@ class Store(Protocol):
     """The log of facts. One writer at a time; facts are durable once `append` returns."""
 
     def append(self, events: Sequence[Event]) -> int:
-        """Write all events durably, or none; the revision of the last (the first has revision 1)."""
+        """Write all events durably, or none; returns the revision of the last. The first event has revision 1."""
 
     def read(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Events after that revision, in order, converted to the present version."""
@@ -42,7 +42,7 @@ class Store(Protocol):
         """Drop events that are older than that time and covered by the older snapshot; returns how many."""
 
     def setting(self, name: str) -> str | None:
-        """A value kept beside the log (tokens' hashes, format version)."""
+        """A value kept beside the log, such as the hashes of tokens; None if it was never set."""
 
     def set_setting(self, name: str, value: str) -> None:
         """Keep a value durably."""

@@ -98,7 +98,7 @@ class SqliteStore:
             )
 
     def append(self, events: Sequence[Event]) -> int:
-        """Write the events in one transaction, durably; the revision of the last."""
+        """Write the events durably in one transaction; returns the revision of the last."""
         if not events:
             return self._revision
         bodies = [(event.at, event_to_text(event)) for event in events]
@@ -185,7 +185,7 @@ class SqliteStore:
         return None
 
     def _require_next(self, revision: int) -> None:
-        """StoreFailed unless the log goes on where the snapshot ends."""
+        """Raise StoreFailed if the log does not continue where the snapshot ends."""
         following = self._database.rows("SELECT min(revision) FROM events WHERE revision > ?", (revision,))[0][0]
         if following is not None and following != revision + 1:
             raise self._missing(revision + 1, following - 1)
@@ -245,7 +245,7 @@ def _digest(revision: int, text: str) -> str:
 
 
 def _is_first(connection: sqlite3.Connection, revision: int) -> bool:
-    """Whether the log begins there, as it does after `trim`."""
+    """Whether the log begins with that fact, as after `trim`."""
     return bool(connection.execute("SELECT min(revision) FROM events").fetchone()[0] == revision)
 
 

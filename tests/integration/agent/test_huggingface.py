@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.scripted_changes import scripted_changes
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -81,23 +82,6 @@ def language_model() -> Any:
         eos_token_id=0,
     )
     return GPT2LMHeadModel(config)
-
-
-def scripted_changes() -> None:
-    """The batch grows to 24 and 48 at fixed places, with an efficiency of 0.8, whatever the machine's speed."""
-    from pollux.agent.adaptation.adaptation import Adaptation
-    from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice
-
-    def next_change(self: Adaptation, progress: float) -> BatchChange | None:
-        total = 48 if progress > 400.0 else 24
-        if total == self.total:
-            return None
-        return BatchChange(fitting_choice(total, self.choice.num_gpus, self.local_max), 2.0, 1.0, 0.8, "scripted")
-
-    patched: Any = Adaptation
-    patched.next_change = next_change
-    patched.is_round = lambda self, step: step % 6 == 0
-    patched.efficiency = lambda self, total: 1.0 if total <= BATCH else 0.8
 
 
 def flat(model: nn.Module) -> list[float]:
@@ -301,7 +285,7 @@ def train(name: str, model: nn.Module, dataset: Any, settings: dict[str, Any]) -
 def main(settings: dict[str, Any], answer: Path) -> None:
     result = {}
     if settings.get("scripted"):
-        scripted_changes()
+        scripted_changes(BATCH)
     if "sentences" in settings["models"]:
         result["sentences"] = train("sentences", language_model(), Sentences(), settings)
     if "numbers" in settings["models"]:

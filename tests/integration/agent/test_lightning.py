@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.scripted_changes import scripted_changes
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -30,23 +31,6 @@ def data(samples: int = SAMPLES) -> TensorDataset:
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)).double()
-
-
-def scripted_changes() -> None:
-    """The batch grows to 24 and 48 at fixed places, with an efficiency of 0.8, whatever the machine's speed."""
-    from pollux.agent.adaptation.adaptation import Adaptation
-    from pollux.agent.adaptation.batch_tuner import BatchChange, fitting_choice
-
-    def next_change(self: Adaptation, progress: float) -> BatchChange | None:
-        total = 48 if progress > 400.0 else 24
-        if total == self.total:
-            return None
-        return BatchChange(fitting_choice(total, self.choice.num_gpus, self.local_max), 2.0, 1.0, 0.8, "scripted")
-
-    patched: Any = Adaptation
-    patched.next_change = next_change
-    patched.is_round = lambda self, step: step % 6 == 0
-    patched.efficiency = lambda self, total: 1.0 if total <= BATCH else 0.8
 
 
 def optimiser(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
@@ -191,7 +175,7 @@ def main(settings: dict[str, Any], answer: Path) -> None:
 
     seen: list[list[Any]] = []
     if settings.get("scripted"):
-        scripted_changes()
+        scripted_changes(BATCH)
     world = int(os.environ["WORLD_SIZE"])
     loader = PolluxDataLoader(data(settings.get("samples", SAMPLES)), BATCH, seed=SEED, **settings.get("options", {}))
     callback = PolluxCallback(loader)

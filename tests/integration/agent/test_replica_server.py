@@ -76,7 +76,7 @@ def test_run_says_what_failed(replica_server):
 
 
 def test_run_tells_what_took_too_long_from_what_failed(replica_server, tmp_path):
-    with pytest.raises(OutOfTime, match=r"was not through after 0\.2 s"):
+    with pytest.raises(OutOfTime, match=r"did not finish within 0\.2 s"):
         replica_server.run(f"{HERE}:end", 1, {"how": "hang"}, {"NOTE": str(tmp_path / "note")}, timeout=0.2)
 
 

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.support.service_calls import answer_of
 
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
@@ -46,12 +47,7 @@ class Service:
         self.token = (home / "token").read_text().strip()
 
     def call(self, path, body=None):
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(
-            urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE_SECONDS
-        ) as response:
-            return json.load(response)
+        return json.loads(answer_of(self.url + path, self.token, body))
 
     def submit(self, name, *arguments, gpus=f"1..{SLOTS}", **more):
         noted = [str(self.home / "registering.py"), str(self.home / "noted")]

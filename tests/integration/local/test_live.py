@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
 from tests.support import slow_until
+from tests.support.service_calls import answer_of
 
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
@@ -40,12 +40,7 @@ class Service:
         return done.stdout
 
     def call(self, path, body=None):
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(
-            urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE_SECONDS
-        ) as response:
-            return json.load(response)
+        return json.loads(answer_of(self.url + path, self.token, body))
 
     def until(self, what, is_so, name="digits"):
         def seen():

@@ -8,6 +8,7 @@ import signal
 from typing import Any
 
 import pytest
+from tests.support.live_backend import SharedBackend, check_exact
 
 from pollux.backends.dispatch.slots import LocalSlotAllocator
 from pollux.backends.local import LocalBackend
@@ -18,22 +19,6 @@ from pollux.testing.waiting import wait_until
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 EPOCHS = 14
-
-
-class Shared:
-    """One backend for most tests of this file, as each of them sees it."""
-
-    def __init__(self, backend, listeners):
-        self._backend, self._listeners = backend, listeners
-
-    def start(self, listener):
-        self._listeners.append(listener)
-
-    def close(self):
-        pass
-
-    def __getattr__(self, name):
-        return getattr(self._backend, name)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +39,7 @@ def local(tmp_path_factory, elsewhere):
     listeners: list[Any] = []
     backend = LocalBackend(tmp_path_factory.mktemp("home"), slots=4, hang_seconds=2.5)
     backend.start(lambda event: [listener(event) for listener in listeners])
-    yield Shared(backend, listeners)
+    yield SharedBackend(backend, listeners)
     backend.close()
 
 
@@ -83,14 +68,6 @@ def places(run):
     return run.backend._dispatcher.table.jobs[run.job_id].now.places
 
 
-def check(run, restarts=0):
-    verdict = run.finish()
-    assert verdict.exact
-    assert (verdict.samples_lost, verdict.samples_repeated) == (0, 0)
-    assert verdict.largest_difference < 1e-11
-    assert len(verdict.restarts) == restarts, verdict.restarts
-
-
 def codes(run):
     """How the replicas of the first generation that failed ended."""
     ended = next(event for event in run.events if isinstance(event, ReplicasEnded))
@@ -109,7 +86,7 @@ def test_a_job_goes_to_other_places_in_one_pause(job, before, after, kind):
     assert not processes & set(float64_job.living(run.folder)), "who has left is gone when that is told"
     assert [each for each, _ in run.pauses] == [kind]
     assert not run.losses
-    check(run)
+    check_exact(run)
 
 
 def test_there_and_back_and_once_more(job):
@@ -118,7 +95,7 @@ def test_there_and_back_and_once_more(job):
         run.resize(2)
     run.await_running()
     assert (run.generation, run.restarts, run.losses) == (4, [], [])
-    check(run)
+    check_exact(run)
 
 
 @pytest.mark.parametrize("phase", ["prepare", pytest.param("transfer", marks=pytest.mark.long), "first step"])
@@ -128,7 +105,7 @@ def test_where_one_that_comes_dies_those_that_were_to_leave_save(job, phase):
     run.await_running()
     assert run.restarts[0].startswith("lost: joining replica 0 ended"), run.story()
     assert codes(run)[0] == 143, "it says that it was stopped, which it does when it has saved"
-    check(run, restarts=1)
+    check_exact(run, restarts=1)
 
 
 def test_where_the_only_one_that_holds_the_state_dies_the_job_starts_from_its_checkpoint(job):
@@ -137,7 +114,7 @@ def test_where_the_only_one_that_holds_the_state_dies_the_job_starts_from_its_ch
     run.resize(1)
     run.await_running()
     assert run.restarts == ["lost: replica 0 was killed by signal 9"], run.story()
-    check(run, restarts=1)
+    check_exact(run, restarts=1)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +127,7 @@ def test_where_one_of_several_fails_another_saves(job, phase, number, sent):
     run.await_running()
     assert run.restarts[0].startswith("lost: "), run.story()
     assert 143 in codes(run)
-    check(run, restarts=1)
+    check_exact(run, restarts=1)
 
 
 @pytest.mark.parametrize("phase", ["door", "first step"])
@@ -163,7 +140,7 @@ def test_a_request_to_stop_midway_is_obeyed_after_saving(job, phase):
     assert run.restarts == ["stopped: "]
     assert codes(run)[0] == 143
     run.await_running()
-    check(run, restarts=1)
+    check_exact(run, restarts=1)
 
 
 def test_a_service_that_ends_midway_is_followed_by_one_that_learns_of_the_move(job, tmp_path):
@@ -179,4 +156,4 @@ def test_a_service_that_ends_midway_is_followed_by_one_that_learns_of_the_move(j
     run.await_running()
     assert (len(places(run)), before & set(float64_job.living(run.folder))) == (2, set())
     assert not run.restarts
-    check(run)
+    check_exact(run)

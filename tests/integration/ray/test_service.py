@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 from tests.integration.ray import curve
 from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import SECRET
+from tests.support.service_calls import answer_of
 
 from pollux.storage.state_file import write_state
 from pollux.testing.jobs import float64_job
@@ -56,12 +56,7 @@ class Service:
         return path.read_text()[-3000:] if path.exists() else ""
 
     def call(self, path, body=None):
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(
-            urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE_SECONDS
-        ) as response:
-            return json.load(response)
+        return json.loads(answer_of(self.url + path, self.token, body))
 
     def jobs(self):
         return {job["id"]: job for job in self.call("/v1/jobs?limit=100")["jobs"]}

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
+
+from tests.support.service_calls import answer_of
 
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 
@@ -58,12 +59,7 @@ class Service:
         return [json.loads(line) for line in self._text("/v1/history").splitlines()]
 
     def _text(self, path, body=None):
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(
-            urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE_SECONDS
-        ) as response:
-            return response.read().decode()
+        return answer_of(self.url + path, self.token, body)
 
     def wait(self, what, is_so):
         return wait_until(what, is_so, pause_seconds=0.1, story=self.state)

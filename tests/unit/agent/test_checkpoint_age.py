@@ -16,24 +16,8 @@ from pollux.agent.checkpoint import checkpointer
 from pollux.agent.checkpoint.folder import last_created
 from pollux.agent.checkpoint.manifest import created_at
 from pollux.agent.distributed.environment import Environment
-from pollux.agent.reporting import reporter
 
 HOUR = 3600.0
-
-
-class Reporter:
-    """Takes no report."""
-
-    wants_report = False
-
-    def close(self, report: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def tells(monkeypatch):
-    """Let every job have a teller."""
-    monkeypatch.setattr(reporter, "reporter_for", lambda environment: Reporter())
 
 
 @pytest.fixture

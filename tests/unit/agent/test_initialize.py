@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import pollux
-from pollux.agent import initialize, pass_order
+from pollux.agent import pass_order
 from pollux.agent.checkpoint.checkpointer import Checkpointer
 from pollux.agent.checkpoint.manifest import MANIFEST_NAME, encode, read_manifest
 from pollux.agent.data.loader import LoaderOptions
@@ -26,14 +26,6 @@ from pollux.agent.data.torch_reader import torch_loader
 from pollux.agent.job.option_checks import check_model
 from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob, PolluxError, UnknownName
 from pollux.testing.waiting import PATIENCE_SECONDS
-
-
-@pytest.fixture(autouse=True)
-def no_job_stays():
-    yield
-    job = initialize._active() if initialize._active is not None else None
-    if job is not None:
-        job.close()
 
 
 def parts(seed: int = 0, size: int = 20, width: int = 4) -> tuple[Any, Any, Any]:

@@ -14,21 +14,12 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import initialize
 from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.adaptation.progress import Schedule, TrainingProgress
 from pollux.agent.elastic.heartbeat import HeartbeatSource
 from pollux.agent.elastic.stray_collective import StrayCollectiveCheck
 from pollux.core.errors import NonFiniteValue, PolluxError
 from pollux.goodput import BatchChoice
-
-
-@pytest.fixture(autouse=True)
-def no_job_stays():
-    yield
-    job = initialize._active() if initialize._active is not None else None
-    if job is not None:
-        job.close()
 
 
 def parts(size: int = 64, norm: bool = False) -> tuple[Any, Any, Any]:

@@ -13,23 +13,10 @@ import pollux
 from pollux.agent.adaptation.adaptation import RoundReport
 from pollux.agent.checkpoint import folder
 from pollux.agent.job import persistence
-from pollux.agent.reporting import reporter
 from pollux.core.errors import InvalidInput
 from pollux.core.notice import FIRST_SECONDS, ahead_seconds
 
-
-class Reporter:
-    """Takes no report."""
-
-    wants_report = False
-
-    def close(self, report: Any) -> None:
-        pass
-
-
-@pytest.fixture(autouse=True)
-def tells(monkeypatch):
-    monkeypatch.setattr(reporter, "reporter_for", lambda environment: Reporter())
+pytestmark = pytest.mark.usefixtures("tells")
 
 
 @pytest.fixture

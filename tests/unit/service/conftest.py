@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from pollux import policies
 from pollux.core import Node
-from pollux.service import Engine, ServiceSettings, Tokens
+from pollux.service import Engine, ServiceSettings, Tokens, create_app
 from pollux.store import MemoryStore, MemoryTelemetry, Store, Telemetry
 from pollux.testing.servers.service import FakeBackend, ManualClock, result_of
 from pollux.wire.job import JobRequest
@@ -75,3 +76,11 @@ def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
 @pytest.fixture
 def world(make_world: Callable[..., World]) -> World:
     return make_world()
+
+
+@pytest.fixture
+def client(world: World) -> Iterator[TestClient]:
+    """Requests of the operator to the service of `world`."""
+    with TestClient(create_app(world.engine, world.tokens), base_url="http://127.0.0.1:7341") as client:
+        client.headers["authorization"] = f"Bearer {world.tokens.operator}"
+        yield client

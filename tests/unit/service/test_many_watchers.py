@@ -11,23 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from starlette.testclient import TestClient
 
 from pollux.controller import ENDED, JobRecord, JobState
 from pollux.controller.messages.events import JobSpec
 from pollux.core import JobLimits
-from pollux.service import create_app
 from pollux.service.views.job_board import JobBoard, JobEntry
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = ROOT / "src/pollux/service/web/static/js"
-
-
-@pytest.fixture
-def client(world):
-    with TestClient(create_app(world.engine, world.tokens), base_url="http://127.0.0.1:7341") as client:
-        client.headers["authorization"] = f"Bearer {world.tokens.operator}"
-        yield client
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def _is_usable(loss: float) -> bool:
 
 
 def _baseline(rounds: Sequence[_Round]) -> _Baseline | None:
-    """Level at the end, slope per round and robust deviation; None with too few rounds."""
+    """The loss level at the end, its slope per round and its robust deviation; None if there are too few rounds."""
     count = len(rounds)
     if count < _FEWEST_ROUNDS:
         return None

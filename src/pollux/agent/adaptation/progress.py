@@ -54,10 +54,20 @@ class TrainingProgress:
         return self.epoch + (self.in_epoch / self.epoch_size if self.epoch_size else 0.0)
 
     def scheduled_steps(self, initial_batch: int) -> int:
-        """How often a schedule by step should have advanced: per epoch, its number of steps at the initial batch."""
+        """How many steps a per-step schedule should have taken by now.
+
+        An epoch counts as the steps that it has at the initial batch.
+        """
         if not self.epoch_size:
             return math.floor(self.progress / initial_batch + _SLACK)
         return math.floor(self.epochs * math.ceil(self.epoch_size / initial_batch) + _SLACK)
+
+    def steps_due(self, initial_batch: int) -> int:
+        """`scheduled_steps`, but never past the end of this epoch: progress beyond it counts in the next one."""
+        due = self.scheduled_steps(initial_batch)
+        if self.epoch_size is None:
+            return due
+        return min(due, (self.epoch + 1) * math.ceil(self.epoch_size / initial_batch))
 
     def close_epoch(self) -> None:
         """Start the next epoch. Progress beyond the end of this one counts for the next; a shortfall is dropped."""
@@ -107,14 +117,7 @@ class Schedule:
         """Advance a schedule by step to the present progress."""
         if self.unit != "step":
             return
-        if self._exact:
-            due = self.taken + 1
-        else:
-            due = progress.scheduled_steps(self._initial)
-            if progress.epoch_size is not None:
-                # Progress beyond an epoch's end counts in the next one; the schedule must not run ahead of the epoch.
-                due = min(due, (progress.epoch + 1) * math.ceil(progress.epoch_size / self._initial))
-        self._advance(due)
+        self._advance(self.taken + 1 if self._exact else progress.steps_due(self._initial))
 
     def after_epoch(self) -> None:
         """Advance a schedule by epoch."""

@@ -80,7 +80,10 @@ class SecondMoments:
         )
 
     def final_ratios(self, gain: float) -> tuple[float, ...]:
-        """The r that steps of that gain lead to; for AdaGrad and AMSGrad, which never forget, the present r."""
+        """The ratio r towards which steps of that gain move.
+
+        AdaGrad and AMSGrad never forget, so they keep the present r.
+        """
         return (1.0 / gain,) * len(self._decays) if self.kind in _FORGETFUL else self.ratios
 
     def state_dict(self) -> dict[str, Any]:

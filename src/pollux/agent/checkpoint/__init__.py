@@ -1,4 +1,4 @@
 """Checkpoints in a folder or in an object store: written in the background, verified, loaded; with one writer.
 
-Runs in every replica. Imports `distributed` and `data`, never `adaptation`.
+Runs in every replica. Imports `distributed`.
 """

@@ -114,7 +114,7 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate host memory for such tensors, so that the first save takes no longer than the others."""
+        """Allocate host memory for these tensors, so that the first save is as fast as later ones."""
         if self.writes:
             self.wait()
             self._buffers.prepare(tensors)
@@ -140,7 +140,7 @@ class Checkpointer:
         """
         began = time.perf_counter()
         if not self.writes:
-            # All replicas must end alike: none may wait for replica 0 where that one raises.
+            # If replica 0 raises an error, the other replicas must not wait for it.
             check_pickling(state.objects)
             return True
         if not self._end_save_before(step, wait):

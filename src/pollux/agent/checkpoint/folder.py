@@ -186,7 +186,7 @@ class CheckpointFolder:
         return beside.name, ""
 
     def _open_again(self) -> None:
-        """Try again to lock a folder that the disk refused, and make a removed one anew."""
+        """Try again to lock a folder that could not be locked, and make it again if it was removed."""
         if self._lock is not None and self._insists and not self.path.is_dir():
             self._unlock()
             self._problem = "it was removed"

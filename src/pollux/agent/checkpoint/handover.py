@@ -22,7 +22,7 @@ _HANDOVER_SECONDS = 30.0
 class FolderHold:
     """This replica's hold on the checkpoints of its job; `folder` is None while it has none.
 
-    `wanted` says whether this replica is to have the hold; only then it acquires one. After `close` it is always false.
+    `wanted`: whether this replica should hold the checkpoints; it acquires them only then. It is false after `close`.
     """
 
     def __init__(self, path: Path, store: ObjectStore | None, holder: Holder, wanted: bool) -> None:

@@ -1,4 +1,6 @@
-"""Notes for the next start about trials of a local batch that ended the process: two files in the checkpoint folder.
+"""Tells the next start which local batches ran out of memory and ended the process.
+
+It does so in two files in the checkpoint folder.
 
 A process ends where the script's own code runs out of memory, or where a step cannot be dropped; `step.oom` handles all
 other cases.

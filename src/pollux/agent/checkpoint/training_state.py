@@ -107,6 +107,7 @@ class TrainingState:
         self._replicas = replicas
         self._seed = seed
         self._names = self._names_by_identity()
+        self._num_groups = len(optimizer.param_groups)
 
     def _names_by_identity(self) -> dict[int, str]:
         names = {id(parameter): _clean(name) for name, parameter in self._model.named_parameters()}
@@ -212,7 +213,17 @@ class TrainingState:
         state.objects.update(self.user_objects())
         state.values["rng"] = list(rng_texts)
         state.values["lr_scheduler"] = self._schedule_kind()
+        frozen = [self._names[id(each)] for each in self._model.parameters() if not each.requires_grad]
+        state.values["frozen"] = frozen
+        added = self._optimizer.param_groups[self._num_groups :]
+        state.values["added_groups"] = [[self._names[id(each)] for each in group["params"]] for group in added]
         return state
+
+    def _freeze_as(self, frozen: object) -> None:
+        """Freeze and unfreeze parameters as they were: the script may have done so in an earlier epoch."""
+        if isinstance(frozen, list):
+            for parameter in self._model.parameters():
+                parameter.requires_grad_(self._names[id(parameter)] not in frozen)
 
     def check_schedule(self, values: Mapping[str, Any]) -> None:
         """Refuse a state with a scheduler of another kind, which would otherwise load its numbers without an error."""
@@ -226,6 +237,15 @@ class TrainingState:
     def _schedule_kind(self) -> str | None:
         schedule = self._stateful.get("lr_scheduler")
         return None if schedule is None else _kind(schedule)
+
+    def _add_groups(self, added: object) -> None:
+        """Add the parameter groups that the script added in an earlier epoch; their settings are restored later."""
+        missing = list(added) if isinstance(added, list) else []
+        missing = missing[len(self._optimizer.param_groups) - self._num_groups :]
+        parameters = {self._names[id(each)]: each for each in self._model.parameters()}
+        for names in missing:
+            if all(name in parameters for name in names):
+                self._optimizer.add_param_group({"params": [parameters[name] for name in names]})
 
     def copied(self, state: State) -> State:
         """A copy of a state, with its tensors on the host."""
@@ -259,10 +279,15 @@ class TrainingState:
                     # A tensor that was received in place needs no copy.
                     if tensor.data_ptr() != state.tensors[name].data_ptr():
                         tensor.copy_(state.tensors[name])
+        self._freeze_as(state.values.get("frozen"))
+        self._add_groups(state.values.get("added_groups"))
         self._restore_model_objects(state)
         self._restore_optimizer(state)
         for name, item in self._stateful.items():
             key = f"object.{name}"
+            if key not in state.objects and name.startswith("script."):
+                _log.warning("the checkpoint has no state of a scheduler that the script steps: it starts anew")
+                continue
             if key not in state.objects:
                 raise CheckpointMismatch(
                     f"the checkpoint has no state for '{name}': it was written without that object"

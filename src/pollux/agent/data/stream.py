@@ -67,7 +67,10 @@ class _Seeding:
             self._to_watch = max(0, self._to_watch - 1)
 
     def note_draws(self) -> None:
-        """Find out whether the last items drew, before the generators are restored; a new stretch must follow."""
+        """Find out whether the last items drew random numbers.
+
+        Call it before the generators are restored; the caller then starts a new stretch.
+        """
         if self._before is not None and not self._draws:
             self._draws = self._before.has_moved()
         self._before = None

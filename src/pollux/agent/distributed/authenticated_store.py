@@ -181,7 +181,7 @@ class AuthenticatedStore(dist.Store):
         self._give_back(connection)
         if outcome is StoreOperation.LATE:
             few = ", ".join([*keys[:3], *(["..."] if len(keys) > 3 else [])])
-            raise dist.DistStoreError(f"waited {seconds:g} s in vain for {few} in the job's store")
+            raise dist.DistStoreError(f"waited {seconds:g} s for {few} in the job's store, and it was not written")
         if outcome is StoreOperation.REFUSED:
             raise dist.DistStoreError(f"the job's store refused a request: {b''.join(answer).decode(errors='replace')}")
         return answer

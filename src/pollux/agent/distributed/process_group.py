@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import hashlib
 import inspect
 import logging
 import re
@@ -36,6 +37,7 @@ _NAMED = 5
 _LOOK_SECONDS = 0.05
 # Where the GPU has not finished its queue this long after a loss is known, a collective waits for a lost replica.
 _IDLE_SECONDS = 2.0
+_ALIKE_SECONDS = 60.0
 
 
 def is_loss(error: BaseException) -> bool:
@@ -128,7 +130,7 @@ class ReplicaGroup:
 
     With `meeting`, the store where groups meet, replicas may change while they run. There are two groups: the default
     one (NCCL on GPUs, else gloo) carries gradients; `control` (always gloo) carries small numbers without the GPU.
-    `is_broken`: collectives on the GPU were aborted, so that gradients are no averages.
+    `is_broken`: collectives on the GPU were aborted, so gradients are not averaged over the replicas.
     """
 
     def __init__(
@@ -300,16 +302,33 @@ class ReplicaGroup:
         if self.store is None:
             # This replica has left its group.
             return False
-        key, until = f"all-at/{step}", time.monotonic() + seconds
         try:
-            self.store.add(key, 1)
-            while self.store.add(key, 0) < self.num_replicas:
-                if time.monotonic() >= until:
-                    return False
-                time.sleep(_LOOK_SECONDS)
+            return self._all_come_to(self.store, f"all-at/{step}", seconds)
         except (dist.DistError, RuntimeError):
             return False
+
+    def _all_come_to(self, store: dist.Store, key: str, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        store.add(key, 1)
+        while store.add(key, 0) < self.num_replicas:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK_SECONDS)
         return True
+
+    def require_alike(self, what: str, value: str, moment: str) -> None:
+        """Raise `InvalidInput` where not all replicas come to that moment with the same value, within a minute.
+
+        For what only some replicas may notice, since a collective would leave them waiting for the others.
+        """
+        digest = hashlib.blake2b(value.encode(), digest_size=8).hexdigest()
+        if self.num_replicas == 1 or self.store is None:
+            return
+        if not self._all_come_to(self.store, f"{moment}/{digest}", _ALIKE_SECONDS):
+            raise InvalidInput(
+                f"{what} has changed on this replica, and not on all others in the same way: change it on all of them "
+                "at the same step, and not by replica number or by what one of them has measured"
+            )
 
     def joint_name(self, mine: str) -> str:
         """The different names of all replicas (such as their GPU types) as one name; a collective."""

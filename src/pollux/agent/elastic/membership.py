@@ -93,7 +93,7 @@ class Membership:
     # What the shim says
 
     def _text(self, key: str) -> str | None:
-        """The beginning of a value as text, even where it is malformed; None where there is none."""
+        """The first characters of a key's value as text, even if it is malformed; None if the key is not set."""
         if not self._live.check([key]):
             return None
         return self._live.get(key)[: MAX_VALUE_BYTES + 1].decode(errors="replace")
@@ -164,7 +164,7 @@ class Membership:
         is_there = bool(self._live.check([keys.plan(committed)]))
         if not is_there and (keys.COMMITTED, str(committed)) != self._malformed:
             self._malformed = keys.COMMITTED, str(committed)
-            _log.warning("the job's store says that generation %d is committed, which has no plan: ignored", committed)
+            _log.warning("the job's store calls generation %d committed, but has no plan for it: ignored", committed)
         return is_there
 
     # What this replica says

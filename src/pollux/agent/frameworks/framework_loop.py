@@ -30,11 +30,12 @@ from pollux.agent.frameworks.framework_reports import FrameworkReports
 from pollux.agent.frameworks.framework_steps import FrameworkSteps
 from pollux.agent.frameworks.options import FrameworkOptions
 from pollux.agent.job.job import JobStopped
+from pollux.agent.job.option_checks import check_dataset_size, check_replicas
 from pollux.agent.reporting.status import TrainingStatus, merge_ledger
 from pollux.agent.step.loss_weighting import LossWeighting
 from pollux.agent.training.epoch_batches import EpochBatches
 from pollux.agent.training.rounds import AdaptationRounds
-from pollux.core.errors import CheckpointMismatch, InvalidInput, MisusedJob
+from pollux.core.errors import CheckpointMismatch, MisusedJob
 
 __all__ = ["FrameworkTraining"]
 
@@ -62,10 +63,7 @@ class FrameworkTraining:
     def __init__(self, dataset: Any, options: FrameworkOptions, loading: LoaderOptions) -> None:
         loader = torch_loader(dataset, loading, 0, 1)
         size = loader.size
-        if size is not None and size < options.batch_size:
-            raise InvalidInput(
-                f"the dataset has {size} samples, fewer than batch_size {options.batch_size}: use a smaller batch"
-            )
+        check_dataset_size(size, options.batch_size)
         if options.epoch_size is None and size is not None and loading.drop_last:
             size = size // options.batch_size * options.batch_size
         self.options = options
@@ -83,12 +81,7 @@ class FrameworkTraining:
         """Attach to the framework's replicas and optimiser, once its process group exists; a collective."""
         self.detach()
         options, allowed = self.options, self.options.allowed
-        most = options.max_batch_size or options.batch_size
-        if most < environment.num_replicas:
-            raise InvalidInput(
-                f"the batch is {most} at most, below the {environment.num_replicas} replicas: use fewer replicas or a "
-                "larger batch"
-            )
+        check_replicas(environment.num_replicas, options.batch_size, options.max_batch_size)
         rule = lr_rules.create(options.lr_rule or lr_rules.default_rule(optimizer), warmup=options.warmup_epochs)
         measures = options.measure_noise if options.measure_noise is not None else not allowed.is_exact
         replicas = ReplicaGroup(environment, device)

@@ -234,7 +234,7 @@ class PolluxCallback(Callback):
             self._training.stop()
 
     def _advance_schedules(self, trainer: Trainer) -> None:
-        """Advance schedules by step further where a larger batch is worth more than one step."""
+        """Advance per-step schedules by several steps where the larger batch counts as several."""
         due = self._training.schedule_due()
         extra = due - self._training.schedule_taken
         if extra <= 0:

@@ -8,6 +8,7 @@ from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import BatchRange
 from pollux.agent.adaptation.lr_rules import OwnRule
 from pollux.agent.distributed.environment import Environment
+from pollux.agent.job.option_checks import batch_range
 from pollux.core.errors import InvalidInput
 
 __all__ = ["FrameworkOptions"]
@@ -34,11 +35,7 @@ class FrameworkOptions:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
                 raise InvalidInput(f"{name} is {value!r}: give a whole number, {lowest} or more")
-        if self.max_batch_size is not None and self.max_batch_size < self.batch_size:
-            raise InvalidInput(
-                f"batch_size is {self.batch_size}, above max_batch_size {self.max_batch_size}: raise the ceiling or "
-                "lower the initial batch"
-            )
+        batch_range(self.batch_size, self.max_batch_size, self.max_local_batch, self.accumulation)
         lr_rules.create(self.lr_rule if self.lr_rule is not None else "none", warmup=self.warmup_epochs)
 
     def within(self, environment: Environment, may_grow: bool = True) -> FrameworkOptions:

@@ -1,4 +1,5 @@
 """The training job of a script: its training loop, rounds, checkpoints and resizes.
 
-Runs in every replica. Imports every other part of the agent but `initialize` and `frameworks`.
+Runs in every replica. Imports `adaptation`, `checkpoint`, `data`, `distributed`, `elastic`, `reporting`, `step` and
+`training`.
 """

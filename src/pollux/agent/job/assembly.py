@@ -27,6 +27,8 @@ from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.step_requests import StepRequests
 from pollux.agent.job.job_options import JobOptions
 from pollux.agent.job.parts import JobParts
+from pollux.agent.job.rate_agreement import RateAgreement
+from pollux.agent.job.script_schedules import ScriptSchedules
 from pollux.agent.reporting.receipt import Receipt
 from pollux.agent.step.gradient_norms import GradientNormMeter
 from pollux.agent.step.loss_weighting import LossWeighting
@@ -77,16 +79,20 @@ def assemble(
         rule=options.rule.name,
         dataset_size=loader.size,
     )
+    progress = TrainingProgress(size)
+    own = ScriptSchedules(options.script_schedules, progress, allowed.initial, allowed.is_exact, replicas)
     checkpoint_every = options.checkpoint_every if checkpointer is not None else None
     return JobParts(
         replicas=replicas,
         engine=engine,
         loader=loader,
         adaptation=adaptation,
-        progress=TrainingProgress(size),
+        progress=progress,
         state=state,
         receipt=receipt,
         requests=StepRequests(replicas, checkpoint_every, options.stop_signals, mover=member),
+        script_schedules=own,
+        rates=RateAgreement(replicas, options.optimizer, own.names),
         schedule=_schedule(options),
         checkpointer=checkpointer,
         member=member,

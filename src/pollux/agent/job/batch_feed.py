@@ -55,7 +55,7 @@ class BatchFeed:
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether the progress of the epoch is complete; in exact mode, its pass."""
+        """Whether the epoch is over: its progress is complete or, in exact mode, its pass over the data is."""
         if self._adaptation.adapts and self._progress.epoch_size is not None:
             return self._progress.epoch_reached
         return self._loader.pass_done

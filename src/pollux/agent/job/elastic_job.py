@@ -146,6 +146,7 @@ class ElasticJob:
         if parts.checkpointer is not None:
             parts.checkpointer.rebind(replicas.replica, replicas.num_replicas, replicas.control)
         parts.requests.start_among_new_replicas()
+        parts.rates.restart()
         self._change_reports()
         before, after = int(values["num_replicas"]), replicas.num_replicas
         text = f"from {before} to {after} replicas, without a restart"

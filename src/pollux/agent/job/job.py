@@ -6,26 +6,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pollux.agent.adaptation.noise_scale import NoiseEstimate
 from pollux.agent.job.parts import JobParts
 from pollux.agent.job.run import JobRun
 from pollux.agent.job.training_loop import JobStopped, TrainingLoop
 from pollux.agent.reporting.receipt import Receipt
-from pollux.agent.reporting.status import PassLedger, TrainingStatus, pass_ledger
-from pollux.goodput import GoodputModel
+from pollux.agent.reporting.status import PassLedger, TrainingFigures, TrainingStatus, pass_ledger
 
 __all__ = ["Job", "JobStopped"]
 
 
-class Job:
-    """A training job; made by `pollux.init`.
+class Job(TrainingFigures):
+    """A training job; made by `pollux.init`. `TrainingFigures` has its steps, progress, batch and noise.
 
     ```
     for epoch in job.epochs(90):
@@ -36,9 +34,10 @@ class Job:
     """
 
     def __init__(self, parts: JobParts) -> None:
+        figures = parts.adaptation, parts.progress, parts.replicas, parts.receipt
+        super().__init__(*figures)
         self._parts = parts
-        self._status = TrainingStatus(parts.adaptation, parts.progress, parts.replicas, parts.receipt)
-        self._run = JobRun.of(parts, self._status)
+        self._run = JobRun.of(parts, TrainingStatus(*figures))
         self._loop = TrainingLoop(self._run)
 
     def _start(self, tensorboard_dir: str | os.PathLike[str] | None) -> None:
@@ -56,7 +55,8 @@ class Job:
         """This replica's batches until the epoch is over, moved to its device; pass each one's loss to `backward`.
 
         With accumulation one optimiser step uses several of them. After a `break` the epoch counts as done, and in
-        exact mode the rest of its pass is skipped.
+        exact mode the rest of its pass is skipped. Between two steps, once the script asks for the next batch, replicas
+        change, checkpoints are saved, and a request to stop ends the process: see `JobStopped`.
         """
         return self._loop.batches()
 
@@ -65,7 +65,7 @@ class Job:
 
         `loss` is the mean over the samples of the batch, or their sum (`reduction="sum"`), or the mean over something
         else, such as tokens, whose number in this batch is `weight`. At any number of replicas and any accumulation the
-        gradient is that of the whole batch. The call may end the process: see `JobStopped`.
+        gradient is that of the whole batch.
         """
         self._loop.backward(loss, reduction, weight)
 
@@ -113,34 +113,9 @@ class Job:
         return self._parts.replicas.replica
 
     @property
-    def num_replicas(self) -> int:
-        """How many replicas train together."""
-        return self._parts.replicas.num_replicas
-
-    @property
     def is_first(self) -> bool:
         """Whether this is replica 0: the one to print and to write files."""
         return self._parts.replicas.is_first
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the run follows the curve of plain PyTorch: exact mode, and nothing prevents exactness."""
-        return self._status.is_exact
-
-    @property
-    def step(self) -> int:
-        """Optimiser steps done."""
-        return self._status.step
-
-    @property
-    def samples(self) -> int:
-        """Samples that optimiser steps have used."""
-        return self._status.samples
-
-    @property
-    def progress(self) -> float:
-        """Samples × efficiency, in samples at the initial batch; epochs and schedules count it."""
-        return self._status.progress
 
     @property
     def epoch(self) -> int:
@@ -148,57 +123,9 @@ class Job:
         return self._parts.progress.epoch
 
     @property
-    def epochs_done(self) -> float:
-        """Epochs of progress so far, with their fraction where an epoch's size is known."""
-        return self._status.epochs_done
-
-    def expected_progress(self, epochs: float) -> float | None:
-        """The progress at the end of that many epochs; None while an epoch's size is not known."""
-        return self._status.expected_progress(epochs)
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of one optimiser step over all replicas, at present."""
-        return self._status.batch_size
-
-    @property
-    def local_batch(self) -> int:
-        """The most samples of one micro-step on one replica, at present."""
-        return self._status.local_batch
-
-    @property
-    def accumulation(self) -> int:
-        """Extra micro-steps of one optimiser step, at present; 0 for none."""
-        return self._status.accumulation
-
-    @property
-    def lr_factors(self) -> tuple[float, ...]:
-        """The factor of each parameter group's learning rate for the present batch."""
-        return self._status.lr_factors
-
-    @property
-    def noise(self) -> NoiseEstimate:
-        """The gradient noise scale with its interval; it may say "unknown, at least x"."""
-        return self._status.noise
-
-    @property
-    def efficiency(self) -> float:
-        """Progress per sample at the present batch, relative to the initial one, as it is counted now."""
-        return self._status.efficiency
-
-    @property
-    def goodput_model(self) -> GoodputModel | None:
-        """Throughput and efficiency as known now, to predict for other numbers of GPUs; None before the first fit."""
-        return self._status.goodput_model
-
-    @property
     def receipt(self) -> Receipt:
         """The receipt so far: what was adapted and why."""
         return self._parts.receipt
-
-    def last_metrics(self) -> Mapping[str, float]:
-        """The newest value of each of the user's metrics, by name."""
-        return self._status.last_metrics()
 
     def ledger(self) -> PassLedger:
         """The samples used in the present pass; with several replicas, call it on all of them."""

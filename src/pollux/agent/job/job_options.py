@@ -20,6 +20,7 @@ from pollux.agent.data.loader import LoaderOptions
 from pollux.agent.data.torch_reader import options_of
 from pollux.agent.distributed.environment import Environment
 from pollux.agent.job.option_checks import batch_range, check_model, check_schedule, check_wrapper_options, to_be_saved
+from pollux.agent.job.script_schedules import ScriptSchedule, script_schedules
 from pollux.agent.step.optimizer_step import StepOptions
 from pollux.core.errors import InvalidInput
 from pollux.storage.address import PACKAGES, is_address
@@ -34,11 +35,12 @@ _LOADING = ("shuffle", "seed", "sampler", "collate_fn", "num_workers", "pin_memo
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """The options of a job, named as in `pollux.init`, and these:
+    """The options of a job. Most have the names of `pollux.init`; the others are:
 
     `batches` are the batches that are allowed, `loading` says how data is read, `step` what a step does beside the
-    optimiser; `rule` is the learning-rate rule, `stateful` has the objects to save beside model and optimiser,
-    `checkpoints` is the place of checkpoints, None for none.
+    optimiser; `rule` is the learning-rate rule, `script_schedules` are the schedulers that the script steps itself,
+    `stateful` has the objects to save beside model and optimiser, `checkpoints` is the place of checkpoints, None for
+    none.
     """
 
     model: nn.Module
@@ -51,6 +53,7 @@ class JobOptions:
     warmup_epochs: float
     lr_scheduler: Any
     schedule_every: str
+    script_schedules: tuple[ScriptSchedule, ...]
     stateful: Mapping[str, Stateful]
     epoch_size: int | None
     move_batches: bool
@@ -80,6 +83,7 @@ class JobOptions:
         rule = lr_rules.create(rule, warmup=given["warmup_epochs"])
         check_schedule(schedule, given["schedule_every"])
         stateful = to_be_saved(given["state"] or {}, lr_scheduler=schedule, scaler=given["scaler"])
+        own_schedules, unsaved = script_schedules(optimizer, schedule, stateful.values())
         measures = given["measure_noise"]
         same = ("epoch_size", "schedule_every", "move_batches", "sync_batchnorm", "tensorboard_dir", "timeout")
         return cls(
@@ -92,7 +96,8 @@ class JobOptions:
             rule=rule,
             warmup_epochs=float(given["warmup_epochs"]),
             lr_scheduler=schedule,
-            stateful=stateful,
+            script_schedules=own_schedules,
+            stateful={**stateful, **unsaved},
             measure_noise=measures if measures is not None else not batches.is_exact,
             stop_signals=tuple(given["stop_signals"]),
             name=given["name"] or environment.job or _script_name(),

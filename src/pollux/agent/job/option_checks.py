@@ -19,16 +19,15 @@ from pollux.agent.adaptation import lr_rules
 from pollux.agent.adaptation.adaptation import BatchRange
 from pollux.agent.adaptation.progress import SCHEDULE_UNITS
 from pollux.agent.checkpoint.training_state import Stateful, require_stateful
-from pollux.agent.data.loader import Loader
-from pollux.agent.distributed.environment import Environment
 from pollux.core.errors import InvalidInput, UnknownName
 
 __all__ = [
     "batch_range",
+    "check_dataset_size",
     "check_kinds",
     "check_model",
+    "check_replicas",
     "check_schedule",
-    "check_sizes",
     "check_wrapper_options",
     "to_be_saved",
 ]
@@ -181,16 +180,18 @@ def check_schedule(scheduler: Any, unit: str) -> None:
         raise InvalidInput(f"lr_scheduler is a {type(scheduler).__name__} {lacks}: give a PyTorch scheduler")
 
 
-def check_sizes(loader: Loader, batch_size: int, maximum: int | None, environment: Environment) -> None:
-    """Refuse batches that are too small for the replicas, or too large for the dataset."""
+def check_replicas(num_replicas: int, batch_size: int, maximum: int | None) -> None:
+    """Refuse batches with fewer samples than there are replicas."""
     ceiling = maximum if maximum is not None else batch_size
-    if ceiling < environment.num_replicas:
+    if ceiling < num_replicas:
         name = "max_batch_size" if maximum is not None else "batch_size"
         raise InvalidInput(
-            f"{name} is {ceiling}, below the {environment.num_replicas} replicas: each needs a sample; use fewer "
-            "replicas or a larger batch"
+            f"{name} is {ceiling}, below the {num_replicas} replicas: each needs a sample; use fewer replicas or a "
+            "larger batch"
         )
-    if loader.size is not None and loader.size < batch_size:
-        raise InvalidInput(
-            f"the dataset has {loader.size} samples, fewer than batch_size {batch_size}: use a smaller batch"
-        )
+
+
+def check_dataset_size(size: int | None, batch_size: int) -> None:
+    """Refuse a dataset that has not a sample for each place of a batch; None: its size is not known."""
+    if size is not None and size < batch_size:
+        raise InvalidInput(f"the dataset has {size} samples, fewer than batch_size {batch_size}: use a smaller batch")

@@ -15,6 +15,8 @@ from pollux.agent.distributed.environment import Environment
 from pollux.agent.distributed.process_group import ReplicaGroup
 from pollux.agent.elastic.member import ElasticMember
 from pollux.agent.elastic.step_requests import StepRequests
+from pollux.agent.job.rate_agreement import RateAgreement
+from pollux.agent.job.script_schedules import ScriptSchedules
 from pollux.agent.reporting.receipt import Receipt
 from pollux.agent.step.optimizer_step import StepRunner
 
@@ -25,8 +27,9 @@ __all__ = ["JobParts"]
 class JobParts:
     """The parts of one job.
 
-    `checkpointer` is None without a checkpoint folder, `schedule` without a learning-rate scheduler, `member` where
-    no shim runs the replicas. `on_close` is called once, when the job is closed.
+    `checkpointer` is None without a checkpoint folder, `schedule` without a learning-rate scheduler to step, `member`
+    where no shim runs the replicas; `script_schedules` are the schedulers that the script steps itself. `on_close` is
+    called once, when the job is closed.
     """
 
     replicas: ReplicaGroup
@@ -37,6 +40,8 @@ class JobParts:
     state: TrainingState
     receipt: Receipt
     requests: StepRequests
+    script_schedules: ScriptSchedules
+    rates: RateAgreement
     schedule: Schedule | None = None
     checkpointer: Checkpointer | None = None
     member: ElasticMember | None = None

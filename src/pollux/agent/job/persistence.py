@@ -114,7 +114,7 @@ class JobPersistence:
         self._parts.requests.save_ahead(ahead_seconds(self._parts.environment.notice, seconds, pause))
 
     def _save_failed(self, error: Exception) -> None:
-        """Say so in the reports, and save again before long; called by the thread that writes."""
+        """Report the failure, and save again soon. The thread that writes checkpoints calls it."""
         self._record.reports.checkpoint_error = str(error) or type(error).__name__
         self._parts.requests.save_again(_SAVE_AGAIN_SECONDS)
 

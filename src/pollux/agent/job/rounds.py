@@ -1,4 +1,4 @@
-"""Owns the rounds of a job's own loop: it reports changes of batch, and rolls back one that harms."""
+"""The rounds of a job that owns its loop: records changes of batch, and rolls back one that raises the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a job together with what runs on them; used by its loop and by changes of replicas."""
+"""The parts of a job and the objects that work with them. The training loop and live resizes use it."""
 
 from __future__ import annotations
 

@@ -50,6 +50,9 @@ class TrainingLoop:
         self._progress = run.parts.progress
         self._elastic = ElasticJob(run)
         self._drawn: tuple[MicroBatch, Any] | None = None
+        self._dropped_step = False
+        self._at_boundary = False
+        run.parts.script_schedules.attach(lambda: run.feed.mid_step or self._dropped_step)
         self._in_epoch = False
         self._left_batches = False
         self._left_epochs = False
@@ -129,11 +132,16 @@ class TrainingLoop:
                     continue
                 micro, batch = self._drawn
                 self._run.oom.begin_micro_batch(micro)
+                self._parts.script_schedules.in_batches = True
                 yield on_device(batch, self._parts.replicas.device) if self._parts.move_batches else batch
+                # Now, and not in `backward`: the script's own work of this step is done and belongs to the state.
+                if self._at_boundary:
+                    self._serve_after_step()
             ended = True
         finally:
             self._left_batches = self._left_batches or not ended
             self._drawn = None
+            self._parts.script_schedules.in_batches = False
             if self._parts.member is not None:
                 self._parts.member.start_activity(Activity.PASS_END)
 
@@ -196,8 +204,10 @@ class TrainingLoop:
 
     def _finish_step(self, micro: MicroBatch) -> None:
         parts, progress = self._parts, self._progress
+        parts.rates.check(progress.steps, progress.epoch)
         finished = parts.engine.finish(parts.adaptation.factors(micro.total, progress.epochs))
         self._run.oom.end_trial()
+        self._dropped_step = not finished
         if not finished:
             self._run.oom.shrink_batch(micro.largest_local_batch)
             self._run.feed.rewind()
@@ -209,11 +219,19 @@ class TrainingLoop:
             parts.schedule.after_step(progress)
         self._run.persistence.prepare_buffers()
         self._run.rounds.run_due()
-        self._serve_requests()
+        self._at_boundary = True
 
     # Requests
 
+    def _serve_after_step(self) -> None:
+        try:
+            self._elastic.survive_loss(self._serve_requests)
+        except Exception:
+            self.failed = True
+            raise
+
     def _serve_requests(self) -> None:
+        self._at_boundary = False
         for request in sorted(self._parts.requests.at_boundary(self._progress.steps)):
             self._serve(request)
             member = self._parts.member
@@ -317,5 +335,6 @@ class TrainingLoop:
         self._run.record.scalars.close()
         if parts.engine.counts_batchnorm:
             synchronise_batchnorm(parts.engine.inner, None)
+        parts.script_schedules.close()
         parts.on_close()
         parts.replicas.close()

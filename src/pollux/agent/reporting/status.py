@@ -15,7 +15,7 @@ from pollux.agent.reporting.receipt import Receipt
 from pollux.agent.reporting.receipt_row import ReceiptRow
 from pollux.goodput import GoodputModel
 
-__all__ = ["PassLedger", "TrainingStatus", "merge_ledger", "pass_ledger"]
+__all__ = ["PassLedger", "TrainingFigures", "TrainingStatus", "merge_ledger", "pass_ledger"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ def pass_ledger(loader: Loader, replicas: ReplicaExchange) -> PassLedger:
     return PassLedger(loader.pass_index, used.count, used.digest, expected.count, expected.digest)
 
 
-class TrainingStatus:
-    """Steps, progress, batch, noise and predictions of a training.
+class TrainingFigures:
+    """Steps, progress, batch and noise of a training.
 
     `receipt` is None for a loop that a framework owns: its metrics, and what makes it inexact, are not known here.
     """
@@ -83,7 +83,7 @@ class TrainingStatus:
 
     @property
     def progress(self) -> float:
-        """Samples × efficiency, in samples at the initial batch."""
+        """Samples × efficiency, in samples at the initial batch; epochs and schedules count it."""
         return self._progress.progress
 
     @property
@@ -132,20 +132,6 @@ class TrainingStatus:
         return self._adaptation.goodput_model
 
     @property
-    def reported_model(self) -> GoodputModel | None:
-        """The same, corrected by what was measured near each placement; for reports, not for decisions."""
-        return self._adaptation.reported_model
-
-    @property
-    def predicted_goodput(self) -> float | None:
-        """Goodput as predicted for the present batch, with the efficiency that progress is counted by."""
-        model, choice = self.goodput_model, self._adaptation.choice
-        if model is None:
-            return None
-        throughput = model.goodput_at(choice, self._replicas.num_nodes) / model.efficiency_at(choice.total)
-        return throughput * self.efficiency
-
-    @property
     def is_exact(self) -> bool:
         """Whether the run follows the curve of plain PyTorch: exact mode, and nothing prevents exactness."""
         return not self._adaptation.adapts if self._receipt is None else self._receipt.is_exact
@@ -158,6 +144,24 @@ class TrainingStatus:
     def last_metrics(self) -> Mapping[str, float]:
         """The newest value of each of the user's metrics, by name."""
         return {} if self._receipt is None else self._receipt.last_metrics()
+
+
+class TrainingStatus(TrainingFigures):
+    """The figures of a training with its predictions, for reports and for the receipt."""
+
+    @property
+    def reported_model(self) -> GoodputModel | None:
+        """The goodput model, corrected by measurements near each placement. Reports use it; decisions do not."""
+        return self._adaptation.reported_model
+
+    @property
+    def predicted_goodput(self) -> float | None:
+        """Goodput as predicted for the present batch, with the efficiency that progress is counted by."""
+        model, choice = self.goodput_model, self._adaptation.choice
+        if model is None:
+            return None
+        throughput = model.goodput_at(choice, self._replicas.num_nodes) / model.efficiency_at(choice.total)
+        return throughput * self.efficiency
 
     def receipt_row(self, groups: Sequence[Mapping[str, Any]], seconds: float, report: RoundReport) -> ReceiptRow:
         """The present moment as a row of the receipt.

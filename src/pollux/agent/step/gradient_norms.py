@@ -102,7 +102,7 @@ class GradientNormMeter:
 
     @property
     def num_groups(self) -> int:
-        """Parameter groups of the rows; a group that was added counts from the next start, which drops older rows."""
+        """Parameter groups of the rows. A group that is added counts from the next start, which drops older rows."""
         return self._num_groups
 
     @property

@@ -55,6 +55,8 @@ class StepRunner:
         self.inner = model
         self.optimizer = optimizer
         self.parameters: Sequence[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._all_parameters = list(model.parameters())
+        self._layout = self._layout_now()
         self.is_sharded = _is_sharded(model)
         self.clock = StepClock(replicas.device, self.parameters, hooks=replicas.num_replicas > 1)
         self.meter = meter
@@ -122,6 +124,8 @@ class StepRunner:
             raise MisusedJob(
                 "the batch before this one was never passed to job.backward(loss): call it for every batch"
             )
+        if micro.index == 0:
+            self._follow_layout(micro.step)
         self._micro = micro
         self._ran_backward = False
         trying = trial_from is not None and self.can_try
@@ -134,6 +138,36 @@ class StepRunner:
         if self._has_batchnorm:
             set_counted(self.inner, micro.samples > 0)
         self.clock.begin_micro()
+
+    def _layout_now(self) -> tuple[list[int], list[bool]]:
+        """The sizes of the parameter groups, and which parameters of the model are trained."""
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        return sizes, [each.requires_grad for each in self._all_parameters]
+
+    def _follow_layout(self, step: int) -> None:
+        """Between steps: take over what the script froze, unfroze or added, on all replicas alike."""
+        layout = self._layout_now()
+        if layout == self._layout:
+            return
+        self._all_parameters = list(self.inner.parameters())
+        layout, before = self._layout_now(), self._layout
+        members = {id(each) for each in self._all_parameters}
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if not members.issuperset(map(id, parameters)):
+            raise InvalidInput(
+                f"at step {step} the optimizer has parameters that are not in the model and would be neither averaged "
+                "nor saved: make what holds them a submodule of the model before pollux.init"
+            )
+        if layout[0] != before[0] and self.meter is not None:
+            raise InvalidInput(
+                f"at step {step} the optimizer's parameter groups have {layout[0]} parameters, not {before[0]}: where "
+                "noise is measured, give it all groups before pollux.init, frozen (requires_grad=False) at first"
+            )
+        self._replicas.require_alike("which parameters are trained", repr(layout), f"layout/{step}")
+        self._layout, self.parameters = layout, parameters
+        self.clock.follow(parameters)
+        if not self.is_sharded:
+            self.rebuild()
 
     def _set_synchronised(self, synchronised: bool) -> None:
         if isinstance(self.model, WrappedModel):
@@ -235,7 +269,7 @@ class StepRunner:
             if self._anywhere(trial.failed):
                 self.abandon()
                 return False
-            self._replicas.average_gradients(self.parameters)
+            self._replicas.average_gradients([each for each in self._all_parameters if each.requires_grad])
         weights = self._averager.finish(self.parameters)
         if weights is not None and self._weighted is not None:
             self._losses.add(self._weighted / weights)
@@ -308,7 +342,7 @@ class StepRunner:
         free_memory()
 
     def rebuild(self) -> None:
-        """Wrap the model anew, after the old wrapper was interrupted."""
+        """Wrap the model again after the old wrapper was interrupted."""
         self._num_finished = 0
         before, self.model = self.model, self._wrap()
         if isinstance(before, WrappedModel):
@@ -329,6 +363,9 @@ class StepRunner:
         self._losses.forget()
         self._weighted = None
         self.tolerates = False
+        # A state that came with the new replicas may have other parameters frozen.
+        self._all_parameters = list(self.inner.parameters())
+        self._layout = self._layout_now()
         self.rebuild()
 
     def losses(self) -> tuple[float, int]:

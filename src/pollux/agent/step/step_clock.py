@@ -50,6 +50,10 @@ class StepClock:
         self._last_gradient: _Instant | None = None
         self._remaining = 0
 
+    def follow(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Between steps: the parameters that are trained from now on."""
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+
     @property
     def includes_data_wait(self) -> bool:
         """Whether the GPU's stream times the computation: then the times include waits for late data."""

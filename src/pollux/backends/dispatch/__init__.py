@@ -1,4 +1,4 @@
 """The service's side of a backend: gives jobs slots, starts their shims, and handles what the shims report.
 
-Runs in a thread of the service. Imports `shim` for its messages, `nodes`, `transport` and `process`.
+Runs in a thread of the service. Imports `nodes`, `process`, `protocol` and `transport`.
 """

@@ -12,8 +12,8 @@ from pollux.backends.process.log_file import read_log
 from pollux.backends.process.records import check_job_id, log_folder, run_folder
 from pollux.backends.process.run_time import ran_seconds
 from pollux.backends.protocol import BackendCapabilities, Launch, Listener, LogChunk, Running
-from pollux.backends.shim.liveness import DEFAULT_HANG_SECONDS
 from pollux.core.errors import InvalidInput
+from pollux.wire.live.heartbeat import DEFAULT_HANG_SECONDS
 
 __all__ = ["PlacementCheck", "ShimBackend", "can_be_warm", "seconds_from", "seconds_of_hang"]
 

@@ -27,7 +27,7 @@ class FolderCheck:
 
 
 class Site:
-    """This machine, which never comes or goes; for other nodes see `fleet.node_watch`. Called under the lock."""
+    """The nodes of a backend on one machine; `fleet.node_watch` has those of a fleet. Called with the lock held."""
 
     def attach(self, thread: WorkerThread, table: JobTable) -> None:
         """Keep the dispatcher's thread and its jobs."""

@@ -150,7 +150,10 @@ class LocalSlotAllocator:
 
 
 class FleetSlotAllocator:
-    """Nodes that a provider lends. `remembered`: nodes of an earlier service while the provider looks for them."""
+    """Nodes that a provider lends.
+
+    `remembered`: nodes that an earlier service used, kept until the provider has found them.
+    """
 
     def __init__(
         self, provider: NodeProvider, secret: bytes, head: str, lease_seconds: float, lost_seconds: float

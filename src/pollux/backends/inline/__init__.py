@@ -1,6 +1,6 @@
 """The backend for debugging: jobs run inside the process of the service, one after another.
 
-Imports `dispatch` and the packages below it.
+Runs in the service. Imports `dispatch`, `process` and `protocol`.
 """
 
 from pollux.backends.inline.backend import InlineBackend

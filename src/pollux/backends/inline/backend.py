@@ -1,6 +1,7 @@
 """Runs `python SCRIPT` jobs inside this very process, one after another, for debugging with pdb.
 
-One replica a job. Jobs are not isolated: the script shares memory, working folder and environment with this process.
+A job has one replica. Jobs are not isolated: the script shares memory, working folder and environment with this
+process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The backend of this machine: a replica per GPU, or per CPU slot where there is no GPU.
 
-Runs in the service. Imports `dispatch` and the packages below it.
+Runs in the service, and in `pollux run`. Imports `dispatch`, `process` and `protocol`.
 """
 
 from pollux.backends.local.backend import LocalBackend

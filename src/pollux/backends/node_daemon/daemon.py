@@ -30,7 +30,7 @@ from pollux.backends.process.records import write_record
 from pollux.backends.process.refusals import RefusalLog
 from pollux.backends.process.replica_env import inherited
 from pollux.backends.process.select_loop import SelectLoop, ended_children
-from pollux.backends.shim import forkserver
+from pollux.backends.process.warm_python import import_all
 from pollux.backends.transport import channel
 from pollux.backends.transport.channel import SecureLine
 from pollux.core.errors import BackendFailed, InvalidInput, PolluxError
@@ -321,7 +321,7 @@ def _secret(file: Path | None) -> bytes:
 def _warm(cold: bool) -> dict[str, str] | None:
     """Import what training scripts import; returns the environment meanwhile, None where forks would not be safe."""
     variables = dict(os.environ)
-    if cold or not forkserver.import_all():
+    if cold or not import_all():
         return None
     return variables
 

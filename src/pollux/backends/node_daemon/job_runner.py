@@ -1,8 +1,8 @@
 """The job runner: the process on a node that runs the replicas of one job. The node daemon forks it.
 
 It starts and signals replicas, and reads their output, as the shim orders over a channel. It ends them all when its
-lease runs out: the shim has then confirmed no message for so long. Engines send SIGTERM to all processes on a node
-that they take back; the runner reports that to the shim.
+lease runs out, that is, when the shim has confirmed no message for the time of the lease. Engines send SIGTERM to all
+processes on a node that they take back; the runner reports that to the shim.
 """
 
 from __future__ import annotations

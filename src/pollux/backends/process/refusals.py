@@ -1,4 +1,4 @@
-"""Lines about refused connections: few, whatever strangers do; each says who connected.
+"""Writes a line for each kind of refused connection, with who connected; strangers cannot make it write many.
 
 Runs wherever a process of ours listens.
 """

@@ -1,4 +1,4 @@
-"""Runs `python SCRIPT` in a process that was forked with everything imported, as a fresh interpreter would run it.
+"""Imports what training scripts import, and runs `python SCRIPT` in a process forked from there like in a fresh one.
 
 Decides which commands can run this way. `fork_replica` sets session, files and cores of the process.
 """
@@ -6,8 +6,10 @@ Decides which commands can run this way. `fork_replica` sets session, files and 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
+import importlib
 import io
 import os
 import runpy
@@ -22,7 +24,17 @@ from typing import Any
 
 from pollux.wire.job import BARE_PYTHON
 
-__all__ = ["PythonCall", "exit_code_of", "leave", "make_like_fresh", "python_call", "resolved", "run_python"]
+__all__ = [
+    "PRELOADED",
+    "PythonCall",
+    "exit_code_of",
+    "import_all",
+    "leave",
+    "make_like_fresh",
+    "python_call",
+    "resolved",
+    "run_python",
+]
 
 # The interpreter, the C library and PyTorch read these variables when they are loaded, which is before the fork.
 _READ_ONCE = (
@@ -33,8 +45,38 @@ _SET_LATE = frozenset(
     | {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"}
 )
 
+PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "pollux.agent",
+)
+"""The modules to import where they are installed: PyTorch, what its first optimiser would import, and the agent."""
+
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Asks the driver's library whether there are GPUs, instead of opening them, which would spoil every fork.
+_GPU_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
 
 _before: set[str] = set()
+
+
+def import_all() -> bool:
+    """Import what training scripts import, and restore the environment; whether forks are safe from now on."""
+    variables = dict(os.environ)
+    os.environ.update(_THREADS | _GPU_CHECK)
+    for name in PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    os.environ.clear()
+    os.environ.update(variables)
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class ClaimBook:
         return self._granted[node_id]
 
     def obtainable_on(self, node_id: str) -> int:
-        """How many places of a node are granted or may still be: all claims but those for which Ray has nothing."""
+        """The number of a node's places that Ray has granted or may still grant."""
         return sum(claim.node_id == node_id and not claim.waits for claim in self._claims.values())
 
     def refusal(self, job_id: str, short: Container[str]) -> str:

@@ -8,9 +8,6 @@ replicas forked from those, share its memory and start in milliseconds.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
 import json
 import os
 import socket
@@ -19,40 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pollux.backends.process import proc
+from pollux.backends.process.warm_python import import_all
 from pollux.backends.shim import process as process_module
 from pollux.storage.state_file import keep_end
 
-__all__ = ["PRELOADED", "import_all", "serve"]
-
-PRELOADED = (
-    "torch",
-    "torch._dynamo",
-    "torch.distributed",
-    "torch.distributed.checkpoint",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "pollux.agent",
-)
-"""The modules to import where they are installed: PyTorch, what its first optimiser would import, and the agent."""
-
-_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# Asks the driver's library whether there are GPUs, instead of opening them, which would spoil every fork.
-_GPU_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-
-
-def import_all() -> bool:
-    """Import what training scripts import, and restore the environment; whether forks are safe from now on."""
-    variables = dict(os.environ)
-    os.environ.update(_THREADS | _GPU_CHECK)
-    for name in PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
-    os.environ.clear()
-    os.environ.update(variables)
-    return len(os.listdir("/proc/self/task")) == 1
+__all__ = ["serve"]
 
 
 def _fork_shim(

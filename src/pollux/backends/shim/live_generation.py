@@ -118,7 +118,7 @@ class LiveGeneration:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a change is under way or waits, even if in vain because the job has finished."""
+        """Whether a change is under way or waits, even if the job has finished and the change will not happen."""
         return self._transition.is_moving or self._pending is not None or self._transition.phase == "over"
 
     @property

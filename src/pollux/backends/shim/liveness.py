@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pollux.wire.live.heartbeat import Activity, Heartbeat
+from pollux.wire.live.heartbeat import DEFAULT_HANG_SECONDS, Activity, Heartbeat
 
-__all__ = ["DEFAULT_HANG_SECONDS", "CommitWatch", "ListeningClock", "LivenessTracker"]
-
-DEFAULT_HANG_SECONDS = 30.0
-"""How long a replica that trains may be silent."""
+__all__ = ["CommitWatch", "ListeningClock", "LivenessTracker"]
 
 # An announced activity may take this many times as long: heartbeats repeat it every second unless something blocks the
 # interpreter. The same holds for a replica that waits for data while others wait for it, and for the silence of all.
@@ -192,6 +189,6 @@ class LivenessTracker:
         return [sign for sign in self._signs.values() if sign.step >= 0]
 
     def _is_outlived(self, sign: _Sign) -> bool:
-        """Whether another replica that holds the state was heard clearly later."""
+        """Whether another replica that holds the state sent a heartbeat clearly later."""
         apart = min(_TOGETHER_SECONDS, self.hang_seconds * _TOGETHER_SHARE)
         return any(other.at > sign.at + apart for other in self._holders())

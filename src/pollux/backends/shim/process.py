@@ -267,7 +267,7 @@ class Shim:
             self._remote = None
 
     def _resize(self, order: LaunchOrder) -> None:
-        """Change a running generation; where it has ended, report that the new one has ended in the same way."""
+        """Resize the running generation. If it has ended, report that the new one ended in the same way."""
         generation = self._generation
         newest = max(newest_generation(self._folder) or 0, generation.order.generation if generation else 0)
         if generation is None or order.generation <= newest:
@@ -442,16 +442,16 @@ class Shim:
         except BackendFailed as error:
             if self._said_unwritten != ended.generation:
                 self._said_unwritten = ended.generation
-                _say(f"how generation {ended.generation} ended is told once it can be written: {error}")
+                _say(f"the end of generation {ended.generation} is reported once it can be written: {error}")
         if self._unwritten is not None and not self._folder.exists():
             # The shim's folder was removed while it ran: the end cannot be written, and no service will ask for it.
             self._unwritten, self._leaving = None, True
 
 
 def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, str] | None) -> int:
-    """Run the shim of that folder, whose lock this process holds by an open file.
+    """Run the shim of this folder; this process must hold the folder's lock, by an open file.
 
-    Returns only in a replica that was forked with everything imported: its exit code.
+    Returns only in a forked replica, with its exit code.
     """
     pid = os.getpid()
     proc.name_this("pollux-shim")

@@ -249,7 +249,8 @@ class RemoteLauncher:
     def node_is_gone(self, node: str, why: str) -> None:
         """Note that the engine calls a node gone. Its replicas are lost once nothing listens there, or it is silent.
 
-        An engine may err, or may say so while replicas still save: a node that answers is reported as `NodeLeaving`.
+        An engine may be wrong, or may announce the end while replicas still save: a node that answers is reported as
+        `NodeLeaving`.
         """
         link = self._links.get(node)
         if link is not None:

@@ -66,7 +66,7 @@ def nodes_of_request(row: PilotRow) -> tuple[str, ...]:
 
 
 def could_lend(options: SlurmOptions, row: NodeRow) -> bool:
-    """Whether a node answers Slurm, and has free what a batch job asks for on each of its nodes."""
+    """Whether the node answers Slurm and has enough free resources for one node of a batch job."""
     asked, kind = options.request, gres_type(options.request)
     cpus = row.cpus if row.idle_cpus is None else row.idle_cpus
     return (

@@ -143,7 +143,10 @@ class _Node:
             self.note("leaving", signal.Signals(number).name)
 
     def start(self, facts: Mapping[str, Any], where: Where, warm: bool) -> subprocess.Popen[bytes]:
-        """Start the host, `warm` with everything imported; it ends with this process, which holds its input open."""
+        """Start the node daemon, with everything imported if `warm`.
+
+        It ends with this process, which holds its input open.
+        """
         if fault := folder_fault(self._folder):
             raise BackendFailed(
                 f"the secret in {self._folder} is not used: {fault}; give another folder with pool=FOLDER"

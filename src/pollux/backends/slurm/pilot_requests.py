@@ -1,4 +1,4 @@
-"""Slurm with pilots: submits arrays of pilots, smaller ones after a refusal, and not on unusable nodes."""
+"""Submits arrays of pilots to Slurm: smaller arrays after a refusal, none on nodes that cannot be used."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class StandingWarnings:
 
 
 class SubmitPause:
-    """A pause of requests to Slurm, longer after each request that failed."""
+    """The pause between requests to Slurm; it grows after each request that fails."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -174,8 +174,8 @@ def _check_resources(options: SlurmOptions) -> None:
     asked = gres_count(options.gres)
     if options.gpus_per_node and asked and asked != options.gpus_per_node:
         raise InvalidInput(
-            f"gres is '{options.gres}' and gpus_per_node {options.gpus_per_node}: both say how many GPUs a node gives, "
-            "and not the same; give one number"
+            f"gres '{options.gres}' and gpus_per_node {options.gpus_per_node} name different numbers of GPUs "
+            "for a node; give one of the two"
         )
 
 

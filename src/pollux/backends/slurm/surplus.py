@@ -1,4 +1,4 @@
-"""Slurm without pilots: gives back to Slurm the batch jobs that no job needs, and spare nodes of the others."""
+"""Returns to Slurm the batch jobs that no training job needs, and spare nodes of the other batch jobs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Surplus:
         self._spare.forget_others(held)
         for row in held.values():
             with self._books.lock:
-                # Ask again which nodes are needed, since commands take time. From here on no job gets the spare ones.
+                # Ask again which nodes are needed: commands take time. From here on jobs get none of the spare nodes.
                 spare = self._spare.due(row, self._books.needed(), now, _LINGER_SECONDS)
                 self._offers.take_down(spare)
             if spare:

@@ -48,7 +48,7 @@ def _code(key: bytes, *parts: bytes) -> str:
 
 
 def challenge() -> str:
-    """A random number that has not been used before."""
+    """A new random number."""
     return secrets.token_hex(16)
 
 
@@ -69,7 +69,7 @@ def answer(secret: bytes, line: SecureLine, heard: Any, request: Mapping[str, An
     if heard.get("encrypts") is not encryption.is_possible():
         # Do not adapt to the other side: an attacker in between would say that it cannot encrypt.
         raise BackendFailed(
-            f"of this machine and the host at {line.where} only one can encrypt what they say: give both a Python "
+            f"only one of this machine and the host at {line.where} can encrypt the connection: give both a Python "
             "with the same OpenSSL, and the same rules for it (FIPS)"
         )
     ours, theirs, text = challenge(), str(heard["nonce"]), json.dumps(request)
@@ -122,7 +122,7 @@ class SecureLine:
         self._sides = (b"shim", b"host") if side == "shim" else (b"host", b"shim")
 
     def encrypt(self) -> None:
-        """Encrypt what is said, where OpenSSL can; called in the process that goes on with the connection.
+        """Encrypt the connection, if OpenSSL can. The process that keeps the connection calls it.
 
         The host starts the TLS handshake, so that none of it comes before another process has the connection.
         """
@@ -140,7 +140,7 @@ class SecureLine:
         return {"key": self._key.decode(), "where": self.where}
 
     def put(self, value: Any) -> None:
-        """Send a value, as much of it as the socket takes now."""
+        """Send a value: what the socket takes now, and the rest later."""
         payload = json.dumps(value).encode()
         if self._waiting is None:
             self._enqueue(payload)
@@ -190,7 +190,7 @@ class SecureLine:
             return []
         self._use_agreement()
         if not self._key and len(lines) > 1:
-            # Without a key each side sends one line at a time: a second one would pass for a later line, with a code.
+            # Until both share a key, each side sends one line at a time: a second one would be read without its code.
             self.broken = True
             return []
         values = []

@@ -14,14 +14,14 @@ import ssl
 
 __all__ = ["EncryptedSocket", "is_possible"]
 
-# OpenSSL offers anonymous key agreement at no higher level. TLS 1.3 has none.
+# OpenSSL offers anonymous key agreement at security level 0 only, and TLS 1.3 has none.
 _CIPHER = "AECDH-AES256-SHA:@SECLEVEL=0"
 _BINDING = "tls-unique"
 
 
 @functools.cache
 def is_possible() -> bool:
-    """Whether OpenSSL offers it here; some administrators forbid it (FIPS)."""
+    """Whether OpenSSL offers anonymous key agreement here; some administrators forbid it (FIPS)."""
     try:
         for is_client in (True, False):
             _context(is_client).wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), not is_client)
@@ -44,7 +44,7 @@ def _context(is_client: bool) -> ssl.SSLContext:
 class EncryptedSocket:
     """An encrypted socket that does not block; errors are `OSError`s, as those of sockets.
 
-    `binding` is the value of their agreement on a key that only the two ends know; until they agree it
+    `binding` is a value of the key agreement that only the two ends know. Until they agree on a key it
     is empty, and nothing can be sent.
     """
 

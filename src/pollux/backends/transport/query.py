@@ -29,7 +29,7 @@ def ask_host(
     except OSError as error:
         raise BackendFailed(f"the host at {where} does not answer: {error.strerror or error}") from error
     if not isinstance(said, Mapping):
-        raise BackendFailed(f"the host at {where} answers {said!r:.80}, which means nothing here")
+        raise BackendFailed(f"the host at {where} gave an answer that is not known here: {said!r:.80}")
     return said
 
 

@@ -1,1 +1,4 @@
-"""How options are read, and the files and folders that they name. Imports `client`."""
+"""How options are read, and the files and folders that they name.
+
+Runs in the `pollux` command. Imports `client` and `printing`.
+"""

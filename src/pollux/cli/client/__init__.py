@@ -1,4 +1,4 @@
 """How commands talk to a service: HTTP, uploads of folders, waiting for the service's end, receiving a job's reports.
 
-Imports no other part of the room.
+Runs in the `pollux` command. Imports no other part of the room.
 """

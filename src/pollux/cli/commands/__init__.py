@@ -1,1 +1,4 @@
-"""The commands of `pollux`, one module for each noun. Imports every other part of the room."""
+"""The commands of `pollux`, one module for each noun.
+
+`pollux.cli.main` loads a module when its command is given. Imports `arguments`, `client`, `display` and `printing`.
+"""

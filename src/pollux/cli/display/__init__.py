@@ -1,1 +1,4 @@
-"""How results look in a terminal: tables, numbers, progress, screens. Imports `client` for types."""
+"""How results look in a terminal: tables, numbers, progress, screens.
+
+Runs in the `pollux` command; it needs the types of `client` alone. Imports `client` and `printing`.
+"""

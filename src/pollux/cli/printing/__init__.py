@@ -1,4 +1,4 @@
 """All output of the command line, through one filter for control characters.
 
-Imports nothing else of the command line.
+Runs in the `pollux` command. Imports no other part of the room.
 """

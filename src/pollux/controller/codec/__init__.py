@@ -1,4 +1,4 @@
 """Events and snapshots as plain JSON values, and back.
 
-Used by the store through its drivers. Imports `state` and `messages`.
+Used by the store through its drivers. Imports `messages` and `state`.
 """

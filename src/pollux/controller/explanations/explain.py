@@ -29,7 +29,7 @@ class _Story:
         return _number(self.numbers[name]) if name in self.numbers else "?"
 
     def get(self, name: str, default: float = 0.0) -> float:
-        """The number, for a command or a comparison; does not count as mentioned."""
+        """The number, for use in a command or comparison; it is not marked as mentioned in the text."""
         return self.numbers.get(name, default)
 
     def implied(self, value: float, *names: str) -> None:
@@ -370,52 +370,10 @@ def _types(story: _Story, there: str) -> str:
 # Reasons of the controller
 
 
-def _crashes(story: _Story) -> str:
-    return f"crash {story.say('crashes')}, {story.say('retries')} are forgiven"
-
-
-def _backoff(story: _Story) -> tuple[str, str]:
-    text = f"crashed ({_crashes(story)}); starts again after a pause of {story.say('backoff_seconds')} s"
-    return text, f"pollux logs {story.job_id}"
-
-
 def _batch_limit(story: _Story) -> str:
     if not story.has("local_batch_max"):
         return ""
     return f"; from now on at most {story.say('local_batch_max')} samples in the local batch"
-
-
-def _backoff_memory(story: _Story) -> tuple[str, str]:
-    text, step = _backoff(story)
-    return f"ran out of memory and {text}{_batch_limit(story)}", step
-
-
-def _backoff_free_gpus(story: _Story) -> tuple[str, str]:
-    text = f"failed again and again ({story.say('crashes')} crashes so far), so nobody gives way to it now"
-    return (
-        f"{text}: it starts on free GPUs, or as any job in {story.say('wait_seconds')} s",
-        f"pollux logs {story.job_id}",
-    )
-
-
-def _crashed(story: _Story) -> tuple[str, str]:
-    return f"failed: {_crashes(story)}", f"pollux logs {story.job_id}"
-
-
-def _out_of_memory(story: _Story) -> tuple[str, str]:
-    return f"failed because it ran out of memory: {_crashes(story)}{_batch_limit(story)}", f"pollux logs {story.job_id}"
-
-
-def _lost(story: _Story) -> tuple[str, str]:
-    text = (
-        f"its replicas were lost {story.say('losses')} times without progress; it fails at {story.say('most_losses')}"
-    )
-    return text, "pollux doctor"
-
-
-def _replicas_lost(story: _Story) -> tuple[str, str]:
-    text = f"lost replicas, {story.say('gpus_before')}→{story.say('gpus_after')}, and goes on with its state in memory"
-    return text, f"pollux logs {story.job_id}"
 
 
 def _refused(story: _Story) -> tuple[str, str]:
@@ -425,43 +383,6 @@ def _refused(story: _Story) -> tuple[str, str]:
         kept = f"goes on with {story.say('gpus_after')} of the {story.gpus('gpus_before')} that it was given"
         return f"{kept}: the others were not available ({times}); asks for more {again}", "pollux top"
     return f"waits: the GPUs that it was given were not available ({times}); asks again {again}", "pollux top"
-
-
-def _fell_back(story: _Story) -> tuple[str, str]:
-    text = f"could not be resized live; restarted from its checkpoint on {story.gpus('gpus_before')}"
-    return text, f"pollux logs {story.job_id}"
-
-
-def _left_node(story: _Story) -> tuple[str, str]:
-    change = f"{story.say('gpus_before')}→{story.say('gpus_after')}"
-    return f"left a node that is going away, {change}, and goes on with its state in memory", "pollux top"
-
-
-def _gave_up(story: _Story, text: str, step: str) -> tuple[str, str]:
-    held = story.get("gpus_before", 0.0)
-    story.implied(0.0, "gpus_before")
-    return (f"{text}; it held {story.gpus('gpus_before')}" if held else text), step
-
-
-def _stopped(story: _Story) -> tuple[str, str]:
-    return _gave_up(story, "its replicas were stopped from outside; starts again", f"pollux logs {story.job_id}")
-
-
-def _node_lost(story: _Story) -> tuple[str, str]:
-    return _gave_up(story, "a node it ran on is gone; starts again from its last checkpoint", "pollux doctor")
-
-
-def _paused(story: _Story) -> tuple[str, str]:
-    return _gave_up(story, "paused by its user", f"pollux resume {story.job_id}")
-
-
-def _cancelled(story: _Story) -> tuple[str, str]:
-    return _gave_up(story, "cancelled by its user", f"pollux logs {story.job_id}")
-
-
-def _time_limit(story: _Story) -> tuple[str, str]:
-    text = f"reached its time limit of {story.say('limit_seconds')} s, having run for {story.say('held_seconds')} s"
-    return text, f"pollux logs {story.job_id}"
 
 
 def _waits_for_job(story: _Story) -> tuple[str, str]:
@@ -474,21 +395,41 @@ def _dependency_failed(story: _Story) -> tuple[str, str]:
     return f"failed: it was to run after {story.names()}, which did not succeed", step
 
 
-def _resumed(story: _Story) -> tuple[str, str]:
-    return "resumed; waits for the next decision", f"pollux show {story.job_id}"
+def _held(story: _Story) -> str:
+    held = story.get("gpus_before", 0.0)
+    story.implied(0.0, "gpus_before")
+    return f"; it held {story.gpus('gpus_before')}" if held else ""
 
 
-def _succeeded(story: _Story) -> tuple[str, str]:
-    return "done", f"pollux show {story.job_id}"
+class _Fields(dict[str, str]):
+    """What stands for the names in a template: the job's `id`, or a number."""
+
+    def __init__(self, story: _Story) -> None:
+        super().__init__(id=story.job_id)
+        self._say = story.say
+
+    def __missing__(self, name: str) -> str:
+        return self._say(name)
 
 
-def _failed(story: _Story) -> tuple[str, str]:
-    return "failed", f"pollux logs {story.job_id}"
+def _told(text: str, step: str, rest: Callable[[_Story], str] | None = None) -> _Teller:
+    """Tells by a template for the sentence, which `rest` ends, and one for the next step."""
+
+    def tell(story: _Story) -> tuple[str, str]:
+        fields = _Fields(story)
+        return text.format_map(fields) + (rest(story) if rest else ""), step.format_map(fields)
+
+    return tell
 
 
 def _unknown(code: str) -> _Teller:
     return lambda story: (code + (f", with {story.names()}" if story.jobs else ""), f"pollux show {story.job_id}")
 
+
+_LOGS, _SHOW = "pollux logs {id}", "pollux show {id}"
+_CRASHES = "crash {crashes}, {retries} are forgiven"
+_BACKOFF = f"crashed ({_CRASHES}); starts again after a pause of {{backoff_seconds}} s"
+_CHANGE, _GOES_ON = "{gpus_before}→{gpus_after}", "goes on with its state in memory"
 
 CODES: Mapping[str, _Teller] = {
     "started": _started,
@@ -501,25 +442,31 @@ CODES: Mapping[str, _Teller] = {
     "no-room": _no_room,
     "behind-another": _behind_another,
     "fits-nowhere": _fits_nowhere,
-    "backoff": _backoff,
-    "backoff-memory": _backoff_memory,
-    "backoff-free-gpus": _backoff_free_gpus,
-    "crashed": _crashed,
-    "out-of-memory": _out_of_memory,
-    "lost": _lost,
-    "replicas-lost": _replicas_lost,
+    "backoff": _told(_BACKOFF, _LOGS),
+    "backoff-memory": _told(f"ran out of memory and {_BACKOFF}", _LOGS, _batch_limit),
+    "backoff-free-gpus": _told(
+        "failed again and again ({crashes} crashes so far), so nobody gives way to it now: it starts on free GPUs, or "
+        "as any job in {wait_seconds} s",
+        _LOGS,
+    ),
+    "crashed": _told(f"failed: {_CRASHES}", _LOGS),
+    "out-of-memory": _told(f"failed because it ran out of memory: {_CRASHES}", _LOGS, _batch_limit),
+    "lost": _told("its replicas were lost {losses} times without progress; it fails at {most_losses}", "pollux doctor"),
+    "replicas-lost": _told(f"lost replicas, {_CHANGE}, and {_GOES_ON}", _LOGS),
     "refused": _refused,
-    "fell-back": _fell_back,
-    "left-node": _left_node,
-    "stopped": _stopped,
-    "node-lost": _node_lost,
-    "paused": _paused,
-    "resumed": _resumed,
-    "cancelled": _cancelled,
-    "time-limit": _time_limit,
+    "fell-back": _told(
+        "could not be resized live; restarted from its checkpoint on ", _LOGS, lambda story: story.gpus("gpus_before")
+    ),
+    "left-node": _told(f"left a node that is going away, {_CHANGE}, and {_GOES_ON}", "pollux top"),
+    "stopped": _told("its replicas were stopped from outside; starts again", _LOGS, _held),
+    "node-lost": _told("a node it ran on is gone; starts again from its last checkpoint", "pollux doctor", _held),
+    "paused": _told("paused by its user", "pollux resume {id}", _held),
+    "resumed": _told("resumed; waits for the next decision", _SHOW),
+    "cancelled": _told("cancelled by its user", _LOGS, _held),
+    "time-limit": _told("reached its time limit of {limit_seconds} s, having run for {held_seconds} s", _LOGS),
     "waits-for-job": _waits_for_job,
     "dependency-failed": _dependency_failed,
-    "succeeded": _succeeded,
-    "failed": _failed,
+    "succeeded": _told("done", _SHOW),
+    "failed": _told("failed", _LOGS),
 }
 """Every code of Pollux's policies and its controller; a code of another policy is printed as it is."""

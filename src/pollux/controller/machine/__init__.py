@@ -1,4 +1,4 @@
 """The state machine itself: what each event changes, which reports matter, how a decision becomes commands.
 
-Runs in the driver of the controller. Imports `codec`, `state` and `messages`.
+Runs in the driver of the controller. Imports `codec`, `messages` and `state`.
 """

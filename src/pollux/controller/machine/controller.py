@@ -144,11 +144,6 @@ class Controller:
         return self._times.next_at
 
     @property
-    def last_decision_at(self) -> float | None:
-        """When the last decision was made; None before the first."""
-        return self._times.last_at
-
-    @property
     def next_timer_at(self) -> float | None:
         """When a `TimerFired` is due: a pause after a crash, or a time limit, is over."""
         return self._cluster_state.next_due

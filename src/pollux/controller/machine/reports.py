@@ -1,4 +1,4 @@
-"""Makes the models of policies from the reports of agents."""
+"""Builds the goodput models that policies use from agents' reports."""
 
 from __future__ import annotations
 

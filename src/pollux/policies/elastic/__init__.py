@@ -1,4 +1,5 @@
-"""Published policies that choose how many GPUs each job has: one policy in each file.
+"""Policies that choose how many GPUs each job has: one policy in each file.
 
-Loaded by name through the registry. Imports `packing` and `search`, and no other policy.
+Loaded by name through the registry. All are published but `castor`, which is Pollux's own. Imports `packing`, `reasons`
+and `search`.
 """

@@ -104,7 +104,7 @@ def _count(snapshot: Snapshot, room: Room, jobs: list[JobView]) -> dict[str, int
 def _minima(
     snapshot: Snapshot, jobs: list[JobView], left: int, quota: dict[str, float], caps: dict[str, int]
 ) -> dict[str, int]:
-    """The minimum for every job while `left` GPUs last, the smallest first; taken from the `quota` of its queue."""
+    """Give each job its minimum while `left` GPUs last, the smallest minimum first; count it against its quota."""
     counts = {job.id: 0 for job in jobs}
     for job in sorted(jobs, key=lambda job: (not _must_keep(snapshot, job), job.limits.min_gpus)):
         minimum = job.limits.min_gpus

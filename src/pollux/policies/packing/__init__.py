@@ -1,4 +1,4 @@
 """Where jobs fit: free GPUs, the placement board, the empty cluster, and admitting jobs in turn.
 
-Shared by the policies. Imports `reasons` alone of the room.
+Shared by the policies. Imports `reasons`.
 """

@@ -46,11 +46,12 @@ class Whole:
         return max((_sum_of_largest(found, allowed) for found in by_type.values()), default=0)
 
     def lacks(self, limits: JobLimits, queue: Queue | None = None, wanted: int | None = None) -> dict[str, float]:
-        """The numbers of the first limit that denies a job `wanted` GPUs (None: its minimum) even alone.
+        """Why even an empty cluster cannot give a job `wanted` GPUs (None: its minimum): the limit's numbers.
 
-        Empty if no limit does. `gpus` is always there: those it needs. A quota adds `queue_quota`; any other limit adds
-        `suitable_gpus`, those there are for it. Types also add a number for every type, CPUs `cpus_per_gpu` and
-        `largest_node_cpus`, memory the same in bytes, nodes `max_nodes`.
+        They are those of the first limit that prevents it; empty if none does. `gpus` is always there: those it
+        needs. A quota adds `queue_quota`; any other limit adds `suitable_gpus`, those there are for it. Types also add
+        a number for every type, CPUs `cpus_per_gpu` and `largest_node_cpus`, memory the same in bytes, nodes
+        `max_nodes`.
         """
         needed = limits.min_gpus if wanted is None else wanted
         for numbers, most in (

@@ -1,4 +1,4 @@
 """Published policies that give each job the GPUs it asks for, and decide which jobs run: one policy in each file.
 
-Loaded by name through the registry. Imports `packing` and `search`, and no other policy.
+Loaded by name through the registry. Imports `packing`.
 """

@@ -30,10 +30,11 @@ _PER_JOB = ("current", "lost", "most", "min_gpus", "max_gpus", "max_nodes", "one
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Space:
-    """Which matrices are legal, and the moves between them; rows are jobs in the order of being served.
+    """Which matrices are legal, and the moves between them; rows are jobs, in the order in which they are served.
 
     The first `num_pinned` rows never change; the next `num_kept` are jobs that may be resized, not stopped.
-    `lost` are GPUs that jobs hold on nodes that are gone; `most` is what a node may give to a job at all.
+    `lost` are GPUs that jobs hold on nodes that are gone; `most` is how many GPUs a job may get on a
+    node at most.
     `needs` and `stock` are further resources, per GPU and per node. `queue` is a job's index into `quota`, -1
     for none. `shared` are the nodes on which the traffic of distributed jobs would collide.
     """

@@ -1,4 +1,4 @@
 """The time that passed for jobs: jumps of the machine's clock are left out, and run times are measured.
 
-Called by the engine. `settings.clock` is the clock itself.
+Runs on the engine's thread. The clock itself is `settings.clock`. Imports `settings`.
 """

@@ -1,4 +1,4 @@
-"""Jumps of the machine's clock: once a jump has lasted, it is left out of all measurements."""
+"""Detects jumps of the machine's clock. A jump that lasts is left out of all measured times."""
 
 from __future__ import annotations
 

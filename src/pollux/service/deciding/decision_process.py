@@ -133,7 +133,7 @@ class DecisionProcess:
                 self._watch.look()
                 return False
             if self._frames.receive() != READY:
-                raise ProcessLost("it began with a message that nobody expects")
+                raise ProcessLost("its first message was not the one that is expected")
         self._is_ready = True
         return True
 

@@ -1,4 +1,4 @@
 """The thread that drives the controller: it applies events, writes facts, executes commands and makes decisions.
 
-Runs in the service and in `pollux run`. Imports `views` and what is below it.
+Runs in the service and in `pollux run`. Imports `auth`, `clocks`, `deciding`, `settings` and `views`.
 """

@@ -193,7 +193,7 @@ class EngineLoop:
         return self.request(lambda at: Effects(), reply)
 
     def plan(self, forecast: Forecast) -> Future[Plan]:
-        """What the policy will make of a job, once no decision is due."""
+        """The plan for a job, made by the policy when no decision is due."""
         return self._decisions.plan(forecast)
 
     def _put(self, item: EngineRequest | _Action) -> None:

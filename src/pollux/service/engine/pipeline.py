@@ -43,7 +43,7 @@ __all__ = ["EventPipeline", "LastDecision"]
 
 _log = logging.getLogger("pollux.service")
 
-# After a failed write, the engine begins nothing by itself for this long; twice as long after the next failure.
+# After a failed write the engine starts nothing on its own for this time, which doubles with each further failure.
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 # Requests must not wait until thousands of jobs are forgotten.

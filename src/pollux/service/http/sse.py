@@ -89,7 +89,7 @@ class _Subscription:
 
     @property
     def holds(self) -> bool:
-        """Whether the reader may have more: nobody has signed out of its session."""
+        """Whether the reader may get more events: its session has not been ended."""
         return self._sign_in is None or self._sign_in.holds
 
     def close(self) -> None:

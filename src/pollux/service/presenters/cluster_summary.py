@@ -1,6 +1,6 @@
 """The cluster in a few numbers: use, goodput relative to a static allocation, fairness, cost of re-allocations.
 
-Reads entries, so that any thread may call it; the models are those of the policy.
+It reads entries of the job board, so any thread may call it. Goodputs come from the policy's models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
 """The service as a process: the web application, its server, the folder, the address and certificates.
 
-Imports every other part of the room.
+`pollux up` runs it. Imports `auth`, `deciding`, `engine`, `http`, `replay` and `settings`.
 """

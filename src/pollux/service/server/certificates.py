@@ -26,7 +26,7 @@ def names_of(cert: Path, key: Path) -> tuple[str, ...]:
         found = _handshake(cert, key, None).getpeercert() or {}
     except (OSError, ValueError) as error:
         raise InvalidInput(
-            f"certificate '{cert}' would be trusted by nobody ({getattr(error, 'verify_message', '') or error}); "
+            f"certificate '{cert}' cannot be verified ({getattr(error, 'verify_message', '') or error}); "
             "give a valid one with --tls-cert and --tls-key"
         ) from None
     names: Any = found.get("subjectAltName", ())

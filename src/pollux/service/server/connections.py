@@ -95,7 +95,7 @@ class GuardedConnection(H11Protocol):
         self._stuck = self.loop.call_later(self._limits.stuck_seconds, self._give_up, "takes no answer")
 
     def resume_writing(self) -> None:
-        """The peer takes its answer again."""
+        """The peer accepts data again."""
         self._unset_stuck()
         super().resume_writing()
 

@@ -38,7 +38,10 @@ class _Waiting:
 
 
 class WaitingRoom:
-    """Reads from each until its headers are there, and hands it to `serve`; ends one that is too slow."""
+    """Reads from each connection until its headers are complete, then passes it to `serve`.
+
+    Closes a connection that is too slow.
+    """
 
     def __init__(
         self,

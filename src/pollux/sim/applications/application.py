@@ -23,7 +23,7 @@ class Application(Protocol):
 
     @property
     def name(self) -> str:
-        """As workloads spell it."""
+        """The name, as workloads spell it."""
 
     @property
     def limits(self) -> BatchLimits:

@@ -24,7 +24,7 @@ class Terms:
     queue: Queue | None = None
 
     def most_gpus(self, num_nodes: int, gpus_per_node: int) -> int:
-        """The most GPUs that it can have on equal nodes, by its limits and its queue's quota."""
+        """The most GPUs that the job can have on equal nodes, by its limits and its queue's quota."""
         nodes = num_nodes if self.limits.max_nodes is None else min(self.limits.max_nodes, num_nodes)
         most = min(nodes * gpus_per_node, self.limits.max_gpus)
         quota = None if self.queue is None else self.queue.gpu_quota

@@ -1,4 +1,4 @@
 """The results of a finished run: figures, fairness, plots and the report.
 
-Run after a simulation has ended. Imports `simulation` and what is below it.
+Run after a simulation has ended. Imports `applications`, `simulation` and `workloads`.
 """

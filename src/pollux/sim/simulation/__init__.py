@@ -1,4 +1,4 @@
 """The loop with the virtual clock, simulated jobs, the cost of a resize, and comparisons of many runs.
 
-Runs in `pollux simulate`, in `pollux whatif` and in replays. Imports `workloads` and `applications`.
+Runs in `pollux simulate`, in `pollux whatif` and in replays. Imports `applications` and `workloads`.
 """

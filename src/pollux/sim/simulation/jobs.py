@@ -76,10 +76,6 @@ class Batching(Protocol):
     def model(self) -> GoodputFunction | None:
         """The job's model of its goodput; `None` before the first measurement."""
 
-    @property
-    def num_failed_fits(self) -> int:
-        """How often measurements could not be fitted."""
-
 
 class FixedBatch:
     """The user's total batch, whatever the placement."""
@@ -105,11 +101,6 @@ class FixedBatch:
         """A rigid job has no model."""
         return
 
-    @property
-    def num_failed_fits(self) -> int:
-        """A rigid job fits nothing."""
-        return 0
-
 
 class LearnedBatch:
     """The batch of best goodput, by a model fitted to what this job has seen so far.
@@ -130,7 +121,6 @@ class LearnedBatch:
         self._reported: GoodputModel | None = None
         self._corrected: ThroughputModel | None = None
         self._chosen: dict[tuple[int, int], BatchChoice] = {}
-        self.num_failed_fits = 0
         self._last: tuple[tuple[int, int], BatchChoice] | None = None
         self._measured: tuple[int, int, int] | None = None
 
@@ -171,9 +161,7 @@ class LearnedBatch:
         if new_key:
             step, sync = times
             self._seen[key] = Observation(*key, compute_seconds=step - sync, step_seconds=step)
-            result = fit(list(self._seen.values()), self._throughput)
-            self._throughput = result.parameters
-            self.num_failed_fits += not result.converged
+            self._throughput = fit(list(self._seen.values()), self._throughput).parameters
             if self._throughput is not None:
                 self._corrected = corrected(self._throughput, list(self._seen.values()))
         if (new_key or noise != self._noise) and self._throughput is not None and self._corrected is not None:

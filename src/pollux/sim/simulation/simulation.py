@@ -122,7 +122,6 @@ class RunOutcome:
     jobs: tuple[JobOutcome, ...]
     decision_seconds: tuple[float, ...] = field(repr=False)
     cpu_seconds: float
-    failed_fits: int = 0
 
 
 class _Run:
@@ -408,9 +407,8 @@ class _Run:
                     samples,
                 )
             )
-        fits = sum(job.batching.num_failed_fits for job in self.jobs.values())
         return RunOutcome(
-            self.workload.name, self.policy.name, tuple(outcomes), tuple(self.decision_seconds), cpu_seconds, fits
+            self.workload.name, self.policy.name, tuple(outcomes), tuple(self.decision_seconds), cpu_seconds
         )
 
 

@@ -83,7 +83,10 @@ class GenerateSettings:
 
 
 class _Arrival(NamedTuple):
-    """One job of a trace; `second` is of the day in a trace, later of the window."""
+    """One job of a trace.
+
+    `second` counts from midnight in the trace, and from the start of the window once it is sampled.
+    """
 
     second: float
     gpu_hours: float

@@ -440,7 +440,7 @@ class BackendConformance(ABC):
         assert len({row[5] for row in rows}) == 1
 
     def test_when_one_replica_fails_the_rest_is_ended(self, bench: Bench) -> None:
-        """The others could wait for it for ever; the detail names the one that failed."""
+        """Otherwise the other replicas could wait for ever; the detail names the replica that failed."""
         if not self.parallel:
             return
         text = """

@@ -185,7 +185,7 @@ class StoreConformance:
         assert loaded.state == {"jobs": ["a"]}
 
     def test_a_snapshot_of_the_future_is_refused(self, store: Store) -> None:
-        """It would hide events that are yet to come."""
+        """A snapshot of a later revision would hide events that are still to be written."""
         store.append(facts(1, 2))
         with pytest.raises(InvalidInput, match="revision 3 does not fit a log that ends at 2"):
             store.save(SavedState(3, {}))
@@ -208,7 +208,7 @@ class StoreConformance:
         assert store.load() == SavedState(40, {"n": 1})
 
     def test_trims_only_what_the_older_snapshot_covers(self, store: Store) -> None:
-        """So the state can be restored if the newest one is damaged."""
+        """Facts after the older snapshot stay, so that the state can be restored if the newest one is damaged."""
         store.append(facts(1, 9))
         assert store.trim(math.inf) == 0
         store.save(SavedState(6, {}))
@@ -356,7 +356,7 @@ class TelemetryConformance:
         assert len(telemetry.series("b", "report", limit=10**6)) <= 2100
 
     def test_forgets_a_job(self, telemetry: Telemetry) -> None:
-        """It forgets all kinds, and no other job."""
+        """`forget` removes all measurements of the job, and none of other jobs."""
         telemetry.record([_row("a", 1.0), _row("a", 1.0, "eta"), _row("b", 1.0)])
         telemetry.forget("a")
         assert list(telemetry.latest("report")) == ["b"]

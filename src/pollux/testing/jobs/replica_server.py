@@ -158,7 +158,7 @@ class ReplicaServer:
                 for replica, result in bad
             )
             if late and all(result.exit_code == -signal.SIGKILL for _, result in bad):
-                raise OutOfTime(f"{function} was not through after {timeout:g} s\n{told}")
+                raise OutOfTime(f"{function} did not finish within {timeout:g} s\n{told}")
             raise AssertionError(f"{function} failed\n{told}")
         return [result.value for result in results]
 
@@ -263,7 +263,7 @@ def _reap(processes: Sequence[int], timeout: float) -> list[int]:
             if time.monotonic() >= deadline:
                 _kill_group(process)
             time.sleep(_POLL_SECONDS)
-        # Before its number is free again: children of the replica, such as data workers, end with it.
+        # End the replica's children, such as data workers, before its process number can be reused.
         _kill_group(process)
         codes[process] = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     return [codes[process] for process in processes]

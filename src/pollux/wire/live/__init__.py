@@ -1,8 +1,8 @@
 """The live protocol between the replicas of a job, the shim that supervises them, and the service.
 
 Replicas and shim exchange keys of the job's store; shim and service exchange messages over a socket. Both sides must
-have the same `PROTOCOL_VERSION`. Used by the agent, the shim, the node daemon and the dispatcher; imports nothing but
-the standard library.
+have the same `PROTOCOL_VERSION`. Used by the agent, the shim, the node daemon and the dispatcher. Imports `_entry` and
+`dataclass_codec`.
 """
 
 from __future__ import annotations

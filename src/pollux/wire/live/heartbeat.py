@@ -9,7 +9,11 @@ from dataclasses import dataclass, field
 from pollux.wire.live import PROTOCOL_VERSION
 from pollux.wire.live.codec import MalformedValue, encode, from_plain, read_json
 
-__all__ = ["Activity", "Heartbeat", "PauseReport", "UnsupportedVersion"]
+__all__ = ["DEFAULT_HANG_SECONDS", "Activity", "Heartbeat", "PauseReport", "UnsupportedVersion"]
+
+
+DEFAULT_HANG_SECONDS = 30.0
+"""How long a replica that trains may be silent."""
 
 
 class Activity(enum.StrEnum):

@@ -242,5 +242,8 @@ def decode_message(line: bytes) -> Any:
     """The message of a line; `MalformedValue` if this version has no such message."""
     message = decode_tagged(_CLASSES, line, MAX_MESSAGE_BYTES)
     if isinstance(message, StatusMessage) and message.version != PROTOCOL_VERSION:
-        raise MalformedValue(f"it speaks version {message.version} of the protocol, and not version {PROTOCOL_VERSION}")
+        raise MalformedValue(
+            f"the shim speaks version {message.version} of the protocol, this service version {PROTOCOL_VERSION}: "
+            "install the same Pollux for both"
+        )
     return message

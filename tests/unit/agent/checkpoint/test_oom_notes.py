@@ -12,18 +12,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import initialize
 from pollux.agent.adaptation.batch_tuner import BatchChange
 from pollux.agent.checkpoint.oom_notes import Lesson, TrialNotes
 from pollux.goodput import BatchChoice
-
-
-@pytest.fixture(autouse=True)
-def no_job_stays():
-    yield
-    job = initialize._active() if initialize._active is not None else None
-    if job is not None:
-        job.close()
 
 
 def notes(folder, gpu_type="H200", counts_deaths=True) -> TrialNotes:

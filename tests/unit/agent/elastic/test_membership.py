@@ -172,7 +172,7 @@ def test_a_generation_that_has_no_plan_is_never_committed(store, caplog):
         assert mine.newest() is None
     assert asked == []
     assert [record.getMessage() for record in caplog.records] == [
-        "the job's store says that generation 99999999999 is committed, which has no plan: ignored"
+        "the job's store calls generation 99999999999 committed, but has no plan for it: ignored"
     ]
 
 

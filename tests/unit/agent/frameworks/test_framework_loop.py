@@ -247,6 +247,7 @@ def test_state_of_another_batch_is_refused():
         ({"batch_size": 8, "max_local_batch": 2.5}, r"max_local_batch is 2\.5"),
         ({"batch_size": 8, "lr_rule": "sqare"}, "unknown learning-rate rule"),
         ({"batch_size": 23}, "22 samples, fewer than batch_size 23"),
+        ({"batch_size": 4, "accumulation": 4}, "each micro-step needs a sample"),
     ],
 )
 def test_bad_options_are_refused_at_once(options, message):

@@ -11,16 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.agent import initialize, pass_order
+from pollux.agent import pass_order
 from pollux.core.errors import InvalidInput, MisusedJob, NonFiniteValue, UnknownName
-
-
-@pytest.fixture(autouse=True)
-def no_job_stays():
-    yield
-    job = initialize._active() if initialize._active is not None else None
-    if job is not None:
-        job.close()
 
 
 def parts(size: int = 20) -> tuple[Any, Any, Any]:

@@ -95,7 +95,7 @@ def test_a_range_of_nodes():
         ({"words": "-N2"}, "which Pollux sets itself"),
         ({"words": "-Mother"}, "which Pollux sets itself"),
         ({"words": "--clusters=other"}, "which Pollux sets itself"),
-        ({"gres": "gpu:a100:2", "gpus_per_node": 4}, "both say how many GPUs a node gives"),
+        ({"gres": "gpu:a100:2", "gpus_per_node": 4}, "name different numbers of GPUs for a node"),
         ({"gres": "gpu:a100:2", "gpus_per_node": 0, "slots": 0}, "gpus_per_node=N beside gres=gpu:a100:2"),
         ({"mode": "job", "nodes": "1..4"}, "nodes is '1..4', which is for pilots"),
         ({"words": "rm -rf"}, "give sbatch options"),

@@ -171,7 +171,7 @@ def test_where_neither_side_can_encrypt_they_still_know_each_other(without_encry
 @pytest.mark.parametrize("said", [True, None, "false"])
 def test_where_one_side_cannot_encrypt_nothing_is_said(without_encryption, said):
     left, right = socket.socketpair()
-    with left, right, pytest.raises(BackendFailed, match="only one can encrypt"):
+    with left, right, pytest.raises(BackendFailed, match="can encrypt the connection"):
         answer(SECRET, SecureLine(left), {**hello(challenge()), "encrypts": said}, {})
 
 

@@ -49,7 +49,7 @@ def test_everything_comes_back(lived):
     assert again.jobs == lived.controller.jobs
     assert list(again.active) == list(lived.controller.active) == ["a", "b", "c", "e"]
     assert (again.cluster, again.queues) == (lived.controller.cluster, lived.controller.queues)
-    for name in ("revision", "next_decision_at", "last_decision_at", "next_timer_at"):
+    for name in ("revision", "next_decision_at", "next_timer_at"):
         assert getattr(again, name) == getattr(lived.controller, name), name
     assert again.snapshot(50) == lived.controller.snapshot(50)
     assert again.jobs["a"].goodput == lived.controller.jobs["a"].goodput
@@ -74,7 +74,7 @@ def test_it_goes_on_in_the_same_way(lived):
 
 def test_a_controller_that_never_decided_can_be_saved(desk):
     again = Controller.restored(saved(desk.controller))
-    assert (again.last_decision_at, again.revision, again.settings) == (None, 0, ControllerSettings())
+    assert (again.revision, again.settings) == (0, ControllerSettings())
 
 
 def test_a_saved_state_is_what_it_was_when_saved(lived):

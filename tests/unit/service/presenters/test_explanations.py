@@ -2,20 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from starlette.testclient import TestClient
-
-from pollux.service import create_app
 from pollux.service.presenters.explanations import explanation_of
 from pollux.service.views.job_board import JobEntry
 from pollux.testing.servers.service import result_of, sample_report
-
-
-@pytest.fixture
-def client(world):
-    with TestClient(create_app(world.engine, world.tokens), base_url="http://127.0.0.1:7341") as client:
-        client.headers["authorization"] = f"Bearer {world.tokens.operator}"
-        yield client
 
 
 def both(client, job_id):

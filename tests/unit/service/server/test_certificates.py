@@ -50,5 +50,5 @@ def test_the_only_valid_name_is_taken_where_it_leads_here(monkeypatch):
 
 
 def test_a_certificate_that_nobody_would_trust_is_refused():
-    with pytest.raises(InvalidInput, match=r"trusted by nobody.*--tls-cert"):
+    with pytest.raises(InvalidInput, match=r"cannot be verified.*--tls-cert"):
         names_of(HERE[0], ELSEWHERE[1])

@@ -2,5 +2,5 @@
 
 `driver_client` runs it beside the service. `loop` handles events, `host_actors` keeps an actor on every node,
 `placement_groups` a group for every claim, `autoscaling` tells Ray how many nodes are needed. The service decides which
-job claims what. Imports `nodes`, `node_actor` and `driver_order`, and Ray itself at its start.
+job claims what. Loads Ray at its start. Imports `driver_order`, `node_actor` and `nodes`.
 """

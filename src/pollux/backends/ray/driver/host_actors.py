@@ -188,7 +188,7 @@ class HostActors:
         if seat is None:
             return
         if error is None and code is None:
-            # The host still runs: an actor answers after a while even so, since the calling driver may have ended.
+            # The host still runs. `watch` returns after a while even then: the driver that called it may have ended.
             self._watch(ray_id, actor)
             return
         why = f"the host of node '{seat.node.name}' ended ({one_line(error) if error else code})"

@@ -81,7 +81,7 @@ class PlacementGroups:
                 self._make(name)
 
     def pending(self) -> list[str]:
-        """Claims of which nothing was reported yet."""
+        """Claims on which Ray has not reported yet."""
         return [name for name, known in self._groups.items() if known.waits_since is not None]
 
     def not_granted(self) -> list[str]:

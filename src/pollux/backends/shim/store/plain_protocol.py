@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pollux.wire.live.store_channel import MAX_FRAME_BYTES, MAX_PARTS, BrokenFrame, StoreOperation
 
-__all__ = ["CANCEL", "OPENING", "PING", "PlainQuestion", "answer_of", "read_question"]
+__all__ = ["CANCEL", "OPENING", "PlainQuestion", "answer_of", "read_question"]
 
 OPENING = b"\0" + struct.pack("=I", 0x3C85F7CE)
 """The first bytes of a connection with this protocol."""
@@ -19,7 +19,6 @@ OPENING = b"\0" + struct.pack("=I", 0x3C85F7CE)
 CANCEL = b"\x01"
 """The answer to a client that cancels its wait."""
 
-PING = -1
 _CANCEL_NUMBER, _PING_NUMBER = 12, 13
 _SIZE, _INTEGER, _PING = struct.Struct("=Q"), struct.Struct("=q"), struct.Struct("=I")
 # The number of strings in each question; None: the question itself has a count first.

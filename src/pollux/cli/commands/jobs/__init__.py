@@ -1,4 +1,4 @@
 """Commands about jobs: run, submit, ls, show, explain, logs, cancel, pause, resume, resize.
 
-Imported when such a command is given. Imports no other group of commands.
+Loaded when such a command is given. Imports `arguments`, `client`, `display` and `printing`.
 """

@@ -1,4 +1,4 @@
 """Commands about the service and this machine: up, down, doctor, config, backends.
 
-Imported when such a command is given. Imports no other group of commands.
+Loaded when such a command is given. Imports `arguments`, `client`, `display` and `printing`.
 """

@@ -1,4 +1,5 @@
 """Commands that simulate: simulate, whatif, workload, policies.
 
-Imported when such a command is given. Imports `cluster`, for the history that `whatif` replays.
+Loaded when such a command is given. `whatif` replays a history, which `cluster` reads. Imports `arguments`, `cluster`,
+`display` and `printing`.
 """

@@ -154,7 +154,9 @@ def _without_dash(paths: Sequence[Path], as_json: bool) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What to write: a report in a folder, with a plot of one job if it is named; a JSON file. None: not written.
+    """The files to write: a report in a folder, with a plot of one job if it is named; a JSON file.
+
+    None: do not write that file.
 
     With `bound`, the average completion time that no schedule can beat stands beside the results.
     """

@@ -170,7 +170,7 @@ async def _resize(call: Call) -> Response:
 
 
 def _pinned_note(record: JobRecord, low: int, high: int) -> str:
-    """A note that a rigid job does not move; empty for others, and if it has exactly what is asked for."""
+    """A note that a rigid job cannot be resized; empty for other jobs, and if it has the GPUs that are asked for."""
     held, name = record.placement.num_gpus, record.spec.id
     if not record.spec.limits.pinned or held == 0 or low == high == held:
         return ""

@@ -28,7 +28,7 @@ __all__ = ["PAGE_OPERATIONS", "Views"]
 _DAY = 86400.0
 _LONGEST = 90 * _DAY
 _KEPT_SECONDS = 2.0
-# For a few watchers, answers are made anew; for more, an answer is made once for all, and may be this old.
+# For a few watchers each answer is made for the request; for more, one answer serves all and may be this old.
 _FEW_WATCHERS = 8
 _SHARED_SECONDS = 1.0
 

@@ -5,10 +5,8 @@ import json
 from itertools import pairwise
 
 import pytest
-from starlette.testclient import TestClient
 
 from pollux.core import Cluster, Node
-from pollux.service import create_app
 from pollux.service.http.shared_cache import SharedCache
 from pollux.service.presenters.cluster_summary import goodputs
 from pollux.service.presenters.job_series import predicted_seconds
@@ -17,13 +15,6 @@ from pollux.service.views.fairness import Fairness
 from pollux.service.views.goodput_curves import points_of, static_model
 from pollux.testing.servers.service import SAMPLE_MODEL, result_of, sample_report
 from pollux.wire.codec import encode
-
-
-@pytest.fixture
-def client(world):
-    with TestClient(create_app(world.engine, world.tokens), base_url="http://127.0.0.1:7341") as client:
-        client.headers["authorization"] = f"Bearer {world.tokens.operator}"
-        yield client
 
 
 def trained(world, name, **fields):

@@ -1,18 +1,10 @@
 import base64
 
 import pytest
-from starlette.testclient import TestClient
 
-from pollux.service.server.app import _folders_in_use, create_app
+from pollux.service.server.app import _folders_in_use
 from pollux.storage.archive import digest_of, pack
 from pollux.testing.servers.service import result_of
-
-
-@pytest.fixture
-def client(world):
-    with TestClient(create_app(world.engine, world.tokens), base_url="http://127.0.0.1:7341") as client:
-        client.headers["Authorization"] = f"Bearer {world.tokens.operator}"
-        yield client
 
 
 @pytest.fixture
