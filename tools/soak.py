@@ -18,10 +18,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / "build" / "soak" / "state.json"
-# Events of one turn, and the tests: notices of every kind on every backend, and clients that go on while services die.
+# Events of one turn, and the tests: notices of every kind on every backend, clients that go on while services die, and
+# one service that lives long, whose memory and files are measured.
 TURNS = (
     (50, ("tests/faults/test_preemptions.py",)),
     (10, ("tests/faults/test_storm.py", "tests/faults/test_service_kills.py", "tests/faults/test_store_kills.py")),
+    (40, ("tests/faults/test_long_service.py",)),
 )
 
 

@@ -117,10 +117,24 @@ def _role(each: Open, service: int) -> str:
     return f"{'replica' if is_replica else each.name} {each.kind}"
 
 
-def places(found: Sequence[Open], home: Path) -> list[Any]:
-    """Where they can be reached: the sockets of shims by their paths, whatever they were called when they were made."""
-    where: list[Any] = [[each.kind, each.where] for each in found if each.kind != "unix"]
-    return where + [["unix", str(path)] for path in home.glob("**/run/*/shim.sock")]
+def places(found: Sequence[Open], home: Path, service: int = 0) -> list[Any]:
+    """Where they can be reached, and what each is: the sockets of shims by their paths, whatever they were called."""
+    where: list[Any] = [[each.kind, each.where, _role(each, service)] for each in found if each.kind != "unix"]
+    return where + [["unix", str(path), "shim.sock"] for path in home.glob("**/run/*/shim.sock")]
+
+
+def check_withstood(reached: dict[str, int], wanted: set[str], before: Any, folder: Path) -> None:
+    """To be called while the job still runs: every kind of socket was tried, no process ended, and none has grown.
+
+    `before` is what `sizes` said. A shim's socket lies in a folder that another user cannot enter.
+    """
+    closed = {"shim.sock"} if os.geteuid() == 0 else set()
+    assert {role for role, count in reached.items() if count} == wanted - closed, reached
+    memory, logs = before
+    after, grown = sizes([*memory], folder)
+    assert after.keys() == memory.keys(), f"processes ended: {memory.keys() - after.keys()}"
+    assert {each for each in after if after[each] - memory[each] >= MEMORY_BYTES} == set(), (memory, after)
+    assert grown - logs < LOG_BYTES
 
 
 def sizes(processes: Sequence[int], folder: Path) -> tuple[dict[int, int], int]:
@@ -134,19 +148,19 @@ def sizes(processes: Sequence[int], folder: Path) -> tuple[dict[int, int], int]:
 
 
 def poke(sockets: Sequence[Any], seed: int) -> Any:
-    """Connect to each of them, and say what might mean something, and what does not; how many let us connect.
+    """Connect to each of them, and say what might mean something, and what does not; how many let us, by what they are.
 
     To be called as a stranger: what comes back is only counted.
     """
-    chance, reached = random.Random(seed), 0
-    for kind, where in sockets:
+    chance, reached = random.Random(seed), {role: 0 for _, _, role in sockets}
+    for kind, where, role in sockets:
         for _ in range(CONNECTIONS):
             family = socket.AF_UNIX if kind == "unix" else socket.AF_INET6 if ":" in where[0] else socket.AF_INET
             with socket.socket(family, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM) as line:
                 line.settimeout(1.0)
                 try:
                     line.connect(where.replace("@", "\0", 1) if kind == "unix" else tuple(where[:2]))
-                    reached += 1
+                    reached[role] += 1
                     line.sendall(_bytes(chance))
                     line.settimeout(_PATIENCE_SECONDS)
                     while line.recv(1 << 16):

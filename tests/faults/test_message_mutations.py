@@ -173,7 +173,7 @@ MESSAGES_OF_DRIVER = (
     TroubleMessage(),
 )  # fmt: skip
 REQUESTS_OF_STORE = (SetRequest("plan/2", "{}"), WatchRequest("now", ("beat/1/0",), 0.5, True))
-SESSION, GREETING = SessionRequest("a-1", 3, 10.0), SessionGreeting(True, 3, "b")
+SESSION, GREETING = SessionRequest("a-1", 3, 10.0, "n0"), SessionGreeting(True, 3, "b")
 BEAT = Heartbeat(3, 1.0, Activity.TRAINING, 0.5, False, "", 1)
 VIEWS = ("/v1/jobs", "/v1/summary", "/metrics", "/v1/status", "/v1/jobs/odd", "/v1/jobs/odd/explain", "/v1/jobs/good")
 PLAN = GenerationPlan(2, 1, (PlanMember(0, 1), PlanMember(1, None)), senders=(0,))
@@ -324,7 +324,7 @@ def test_a_shim_follows_its_replicas_whatever_they_write(chance, monkeypatch, ca
 def test_a_host_hears_nobody_without_the_secret(chance):
     """What a stranger says first, and what a shim says in other bytes."""
     nonce = channel_module.challenge()
-    request = encode_tagged(SessionRequest("s-1", 0, 10.0))
+    request = encode_tagged(SessionRequest("s-1", 0, 10.0, "n0"))
     proof = channel_module.proof(SECRET, "shim", nonce, "0" * 32, request)
     good = to_plain(ProvenRequest("0" * 32, request, proof))
     left, right = socket.socketpair()

@@ -12,6 +12,7 @@ from typing import cast
 from tests.support.fleet import ProcessFleet
 
 from pollux.backends.fleet.backend import FleetBackend
+from pollux.storage.state_file import write_state
 from pollux.testing.jobs import float64_job
 from pollux.testing.jobs.random_changes import EventRun
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
@@ -48,7 +49,7 @@ class FleetNodes:
     def backend(self, home: Path, watch: bool = True, lease_seconds: float = 20.0) -> FleetBackend:
         """A backend with that home, on these daemons; `watch`: whether its engine reports that a node is gone."""
         (home / "run").mkdir(parents=True, exist_ok=True)
-        (home / "run" / "fleet.secret").write_text(self.secret)
+        write_state(home / "run" / "fleet.secret", self.secret.encode())
         provider, lost_seconds = self._provider(watch), lease_seconds + 5.0
         return FleetBackend(home, provider, head="127.0.0.1", lease_seconds=lease_seconds, lost_seconds=lost_seconds)
 

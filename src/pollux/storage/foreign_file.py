@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pollux.core.errors import Conflict, TooLarge, Unreachable
 
-__all__ = ["append_inside", "open_inside", "read_inside"]
+__all__ = ["append_inside", "number_inside", "open_inside", "read_inside"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # A pipe without a writer opens at once, and a terminal does not become our controlling terminal.
@@ -34,15 +34,16 @@ def open_inside(root: Path, *parts: str) -> io.BufferedReader:
     No link below `root` is followed. FileNotFoundError where nothing is there, Conflict for anything but a plain file
     and where permission is missing, Unreachable where the file system fails.
     """
-    return os.fdopen(_open(root, parts, os.O_RDONLY), "rb")
+    return os.fdopen(number_inside(root, *parts, flags=os.O_RDONLY), "rb")
 
 
 def append_inside(root: Path, *parts: str) -> io.BufferedWriter:
     """The plain file at `parts` below `root`, for writing at its end; made if missing. Errors as in `open_inside`."""
-    return os.fdopen(_open(root, parts, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+    return os.fdopen(number_inside(root, *parts, flags=os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
 
 
-def _open(root: Path, parts: tuple[str, ...], flags: int) -> int:
+def number_inside(root: Path, *parts: str, flags: int) -> int:
+    """The number of the plain file at `parts` below `root`, opened with these flags. Errors as in `open_inside`."""
     place = root.joinpath(*parts)
     folder = -1
     try:

@@ -7,6 +7,7 @@ kernel show the network namespace of the process that reads them.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import socket
@@ -19,12 +20,20 @@ from pollux.core.errors import Unreachable
 __all__ = ["End", "TcpSocket", "check_server", "end_of", "owner_of", "tcp_sockets", "user_of"]
 
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-_LISTENS, _ESTABLISHED = "0A", "01"
+_LISTENS = "0A"
 _ROOT = 0
 # A row can be missed while others come and go between two pages of a table.
 _READS = 3
 # Process, user and group.
 _CREDENTIALS = struct.Struct("3i")
+_MAPPED = ipaddress.IPv6Address("::ffff:0:0")
+# From linux/netlink.h, sock_diag.h and inet_diag.h: the header of a message; family, protocol, extensions and states; a
+# socket's ports, addresses, interface and cookie; and in an answer expiry, queues, user and inode.
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
+_HEADER, _REQUEST, _SOCKET, _REST = map(struct.Struct, ("=IHHII", "=BBxxI", "=4s16s16s12s", "=5I"))
+_ANY_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+_ESTABLISHED = 1
+_ANSWER_BYTES = 4096
 
 
 class End(NamedTuple):
@@ -61,7 +70,7 @@ def tcp_sockets(ports: Collection[int]) -> Iterator[TcpSocket]:
             with open(table) as rows:
                 for row in rows:
                     fields = row.split()
-                    known = len(fields) > 9 and fields[3] in (_LISTENS, _ESTABLISHED) and fields[9] != "0"
+                    known = len(fields) > 9 and fields[9] != "0"
                     if known and not wanted.isdisjoint((fields[1].rpartition(":")[2], fields[2].rpartition(":")[2])):
                         yield TcpSocket(_end(fields[1]), _end(fields[2]), fields[3] == _LISTENS, int(fields[7]))
         except OSError:
@@ -69,10 +78,52 @@ def tcp_sockets(ports: Collection[int]) -> Iterator[TcpSocket]:
 
 
 def owner_of(theirs: tuple[object, ...], ours: tuple[object, ...]) -> int | None:
-    """The user whose socket is bound to `theirs` and connected to `ours`; None where this machine has none."""
+    """The user whose socket is bound to `theirs` and connected to `ours`; None where this machine has none.
+
+    The kernel is asked for this one connection, so that the answer takes no longer where there are many. A sandbox that
+    cannot answer that has its table read.
+    """
     ends = end_of(theirs), end_of(ours)
-    found = (each.user for each in tcp_sockets({ends[0].port}) if (each.own, each.other) == ends and not each.listens)
-    return next(found, None)
+    if _answers():
+        found = (_ask(family, *ends) for family in (socket.AF_INET, socket.AF_INET6))
+        return next((user for user in found if user is not None), None)
+    rows = tcp_sockets({ends[0].port})
+    return next((each.user for each in rows if (each.own, each.other) == ends and not each.listens), None)
+
+
+@functools.cache
+def _answers() -> bool:
+    """Whether the kernel tells about a connection that there is."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as line:
+        return _ask(socket.AF_INET, end_of(line.getsockname()), end_of(line.getpeername())) is not None
+
+
+def _ask(family: int, theirs: End, ours: End) -> int | None:
+    """The user of that socket, by the kernel's `sock_diag`, which any user may ask."""
+    addresses = [_packed(family, each.host) for each in (theirs, ours)]
+    if None in addresses:
+        return None
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << _ESTABLISHED)
+    body += _SOCKET.pack(struct.pack("!HH", theirs.port, ours.port), *addresses, _ANY_COOKIE)
+    head = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
+            kernel.settimeout(1.0)
+            kernel.send(head + body)
+            answer = kernel.recv(_ANSWER_BYTES)
+        kind, state = _HEADER.unpack_from(answer)[1], answer[_HEADER.size + 1]
+        *_, user, inode = _REST.unpack_from(answer, _HEADER.size + 4 + _SOCKET.size)
+    except (OSError, struct.error, IndexError, AttributeError):
+        return None
+    return int(user) if (kind, state) == (_SOCK_DIAG_BY_FAMILY, _ESTABLISHED) and inode else None
+
+
+def _packed(family: int, host: str) -> bytes | None:
+    """The address as a socket of that family has it; None where it can have no such address."""
+    address = ipaddress.ip_address(host)
+    if family == socket.AF_INET:
+        return address.packed if address.version == 4 else None
+    return (_MAPPED + int(address)).packed if address.version == 4 else address.packed
 
 
 def user_of(peer: socket.socket) -> int | None:

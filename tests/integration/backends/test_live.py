@@ -2,12 +2,14 @@
 
 import json
 import os
+import resource
 import signal
 import textwrap
 
 import pytest
 
 from pollux.backends.local import LocalBackend
+from pollux.backends.process.records import read_record
 from pollux.backends.protocol import ReplicasLost, ReplicasStarted
 from pollux.testing.conformance.backends import Bench
 
@@ -264,8 +266,9 @@ def test_a_hung_replica_is_ended_and_counts_as_lost(hasty):
 def test_records_that_cannot_be_written_end_no_job(bench):
     job = Job(bench, "full").start(2)
     folder = bench.home / "run" / "full"
-    for generation in (2, 3):
-        (folder / f"generation-{generation}.tmp").mkdir()
+    shim = read_record(folder / "shim.json")["pid"]
+    before = resource.prlimit(shim, resource.RLIMIT_FSIZE)
+    resource.prlimit(shim, resource.RLIMIT_FSIZE, (0, before[1]))
     job.resize(2, 3)
     lost = job.lost(2)
     assert (lost.replicas, lost.remaining.num_gpus, lost.withdrawn) == ((2,), 2, True)
@@ -274,7 +277,7 @@ def test_records_that_cannot_be_written_end_no_job(bench):
     job.resize(3, 2)
     job.started(3)
     assert not (folder / "generation-3.json").exists()
-    (folder / "generation-3.tmp").rmdir()
+    resource.prlimit(shim, resource.RLIMIT_FSIZE, before)
     bench.wait("record of 3", (folder / "generation-3.json").exists)
     job.resize(4, 3)
     job.started(4)

@@ -11,6 +11,7 @@ from tests.support.fleet import ProcessFleet
 from pollux.backends.fleet.backend import FleetBackend
 from pollux.backends.process.proc import start_time
 from pollux.backends.process.records import read_record, run_folder
+from pollux.storage.state_file import write_state
 from pollux.testing.conformance.backends import BackendConformance
 
 
@@ -30,7 +31,7 @@ class TestFleet(BackendConformance):
     @classmethod
     def backend(cls, home):
         (home / "run").mkdir(exist_ok=True)
-        (home / "run" / "fleet.secret").write_text(cls.secret)
+        write_state(home / "run" / "fleet.secret", cls.secret.encode())
         fleet = ProcessFleet(cls.folder, num_nodes=2, slots=3, cold=True)
         return FleetBackend(home, fleet, head="127.0.0.1", warm=False, lease_seconds=20.0, lost_seconds=25.0)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pollux.backends.protocol import NodeDown, NodeUp
 from pollux.backends.ray.backend import RayBackend
+from pollux.storage.state_file import write_state
 from pollux.testing.jobs.random_changes import EventRun
 
 SECRET = "5a" * 32
@@ -13,7 +14,7 @@ SECRET = "5a" * 32
 def backend_at(home: Path, address: str, service: str, **more) -> RayBackend:
     """A backend under the name of a service; services that follow one another take over each other's hosts."""
     (home / "run").mkdir(parents=True, exist_ok=True)
-    (home / "run" / "fleet.secret").write_text(SECRET)
+    write_state(home / "run" / "fleet.secret", SECRET.encode())
     if not (home / "ray.json").exists():
         (home / "ray.json").write_text(json.dumps({"service": service}))
     return RayBackend(home, address=address, **{"cpu_places": True, **more})

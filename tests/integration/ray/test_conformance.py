@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pollux.backends import create
+from pollux.storage.state_file import write_state
 from pollux.testing.conformance.backends import BackendConformance
 
 
@@ -22,7 +23,7 @@ class TestRay(BackendConformance):
     @classmethod
     def backend(cls, home):
         (home / "run").mkdir(exist_ok=True)
-        (home / "run" / "fleet.secret").write_text(cls.secret)
+        write_state(home / "run" / "fleet.secret", cls.secret.encode())
         service = "for-all" if home.parent.name.startswith("bench") else "for-one"
         if not (home / "ray.json").exists():
             (home / "ray.json").write_text(json.dumps({"service": service}))

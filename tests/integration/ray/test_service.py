@@ -13,6 +13,7 @@ from tests.integration.ray.conftest import wait
 from tests.integration.ray.runs import SECRET
 from tests.support.service_calls import answer_of
 
+from pollux.storage.state_file import write_state
 from pollux.testing.jobs import float64_job
 from pollux.testing.waiting import PATIENCE_SECONDS, OutOfTime
 
@@ -29,7 +30,7 @@ class Service:
         # The name and the secret of those before: their hosts are up.
         home.mkdir(mode=0o700)
         (home / "run").mkdir()
-        (home / "run" / "fleet.secret").write_text(SECRET)
+        write_state(home / "run" / "fleet.secret", SECRET.encode())
         (home / "ray.json").write_text(json.dumps({"service": SERVICE}))
         self.up()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pollux.backends.slurm.backend import SlurmBackend
+from pollux.storage.state_file import write_state
 from pollux.testing.conformance.backends import BackendConformance
 
 
@@ -26,7 +27,7 @@ class TestSlurm(BackendConformance):
     @classmethod
     def backend(cls, home):
         (home / "run").mkdir(exist_ok=True)
-        (home / "run" / "fleet.secret").write_text(cls.secret)
+        write_state(home / "run" / "fleet.secret", cls.secret.encode())
         return SlurmBackend(
             home, nodes="2", gpus_per_node=4, slots=4, cpus_per_node=8, partition="main", time_limit="30:00",
             poll_seconds=1.0, head="127.0.0.1", pool=cls.pool, warm=False,

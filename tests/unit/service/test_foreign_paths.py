@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from tests.support.odd_files import KINDS, emptied
 
 from pollux.backends.process.log_file import read_log
 from pollux.service import create_app
@@ -169,53 +169,6 @@ def test_every_operation_leaves_foreign_paths_to_threads_that_can_be_given_up(se
     assert touching == TOUCHING
 
 
-def put_fifo(place):
-    os.mkfifo(place)
-
-
-def put_dangling(place):
-    place.symlink_to(place.with_name("nothing"))
-
-
-def put_outside(place):
-    place.symlink_to(place.parents[2] / "secret")
-
-
-def put_loop(place):
-    place.symlink_to(place)
-
-
-def put_folder(place):
-    place.mkdir()
-
-
-def put_huge(place):
-    place.touch()
-    os.truncate(place, 100 << 30)
-
-
-def put_unreadable(place):
-    place.write_text("{}")
-    place.chmod(0)
-
-
-def put_device(place):
-    place.symlink_to("/dev/zero")
-
-
-def put_socket(place):
-    with socket.socket(socket.AF_UNIX) as server:
-        before = os.getcwd()
-        os.chdir(place.parent)
-        try:
-            server.bind(place.name)
-        finally:
-            os.chdir(before)
-
-
-KINDS = [put_fifo, put_dangling, put_outside, put_loop, put_folder, put_huge, put_unreadable, put_device, put_socket]
-
-
 def is_told_in_one_line(answer):
     """Refused by what is meant for it, or read where that is harmless; and nothing of elsewhere is in it."""
     assert SECRET not in answer.text
@@ -225,15 +178,6 @@ def is_told_in_one_line(answer):
     message = answer.json()["error"]["message"]
     assert "\n" not in message
     assert "failed inside" not in message
-
-
-def emptied(place):
-    """The place, with nothing there."""
-    if place.is_dir() and not place.is_symlink():
-        place.rmdir()
-    else:
-        place.unlink(missing_ok=True)
-    return place
 
 
 def test_a_receipt_that_is_no_file(service, client):

@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
-import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pollux.storage.state_file import read_json, write_state
 
 __all__ = ["Lesson", "TrialNotes"]
 
@@ -96,20 +96,13 @@ class TrialNotes:
         self._write(_LIMITS, {**self._read(_LIMITS), self._gpu_type: lesson})
 
     def _read(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads((self._folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        found = read_json(self._folder / name)
         return found if isinstance(found, dict) else {}
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
-        beside = self._folder / f"{name}-{secrets.token_hex(4)}"
         try:
-            beside.write_text(json.dumps(values), encoding="utf-8")
-            os.replace(beside, self._folder / name)
+            write_state(self._folder / name, json.dumps(values).encode(), durable=False, mode=0o666)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                beside.unlink()
             if not self._said:
                 self._said = True
                 _log.warning("notes of batches that memory may not hold cannot be kept in %s: %s", self._folder, error)

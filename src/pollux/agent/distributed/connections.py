@@ -15,11 +15,13 @@ import os
 import socket
 from collections.abc import Collection, Iterator
 
-from pollux.wire.socket_owners import end_of, tcp_sockets
+from pollux.wire.socket_owners import End, end_of, tcp_sockets
 
 __all__ = ["cut", "cut_other_users", "is_possible", "listening_ports", "own_ends"]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
+_MAPPED = "::ffff:"
+_READS = 3
 
 
 def is_possible() -> bool:
@@ -50,15 +52,39 @@ def listening_ports() -> frozenset[int]:
 
 
 def cut_other_users(ports: Collection[int]) -> int:
-    """End the connections that other users of this machine have made to these ports; returns their number."""
-    users = {(each.own, each.other): each.user for each in tcp_sockets(ports) if each.other.port in ports}
+    """End the connections that other users of this machine have made to these ports; returns their number.
+
+    So does a connection from this machine whose user the kernel no longer has, since who made it has left; what it said
+    may still be read.
+    """
+    there = {(end_of(theirs), end_of(mine)): str(theirs[0]) for _, mine, theirs in _connections() if mine[1] in ports}
+    users: dict[tuple[End, End], int] = {}
+    for _ in range(_READS):
+        # The list may lack a row while others come and go.
+        users |= {(each.own, each.other): each.user for each in tcp_sockets(ports) if not each.listens}
+        if users.keys() >= there.keys():
+            break
+    strange = {ends for ends in there if users.get(ends, os.geteuid()) != os.geteuid()}
+    # Where our own side is not listed, the list is of other connections.
+    left = [ends for ends in there if ends not in users and ends[::-1] in users and _is_here(there[ends])]
     count = 0
     for connection, mine, theirs in _connections():
-        if users.get((end_of(theirs), end_of(mine)), os.geteuid()) != os.geteuid():
+        if (end_of(theirs), end_of(mine)) in strange.union(left):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
+
+
+def _is_here(host: str) -> bool:
+    """Whether it is an address of this machine: no other can be bound to."""
+    plain = host.removeprefix(_MAPPED)
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in plain else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((plain, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _text(address: tuple[object, ...]) -> str:

@@ -12,7 +12,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from pollux.agent.reporting.receipt_row import ReceiptEvent, ReceiptRow, finite
 from pollux.agent.reporting.receipt_text import summary
 from pollux.agent.reporting.said_once import SaidOnce
 from pollux.core.errors import InvalidInput, UnknownName
+from pollux.storage.state_file import write_state
 
 __all__ = ["EVENT_KINDS", "Receipt"]
 
@@ -369,16 +369,8 @@ def _configurations(rows: Sequence[ReceiptRow]) -> list[dict[str, Any]]:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write to a temporary file, flush it to disk, rename it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        write_state(path, content, mode=0o666)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise InvalidInput(f"the receipt cannot be written to {path}: {error}; choose another folder") from None

@@ -26,16 +26,17 @@ from pollux.backends.nodes.slot import Slot, read_slots
 from pollux.backends.process import replica_env
 from pollux.backends.process.log_file import DEFAULT_CAP_BYTES
 from pollux.backends.process.records import (
-    ended_from,
+    is_job_id,
     log_folder,
     newest_generation,
-    read_record,
-    record_path,
+    read_ended,
+    read_order,
     remove_records,
     run_folder,
 )
 from pollux.backends.protocol import Launch, Listener, Running
 from pollux.core.errors import BackendFailed, Conflict
+from pollux.storage.state_file import open_plain
 from pollux.wire.live.messages import LaunchOrder, LaunchRequest, ReleaseRequest, StopRequest
 
 __all__ = ["Dispatcher", "ShimSettings"]
@@ -86,9 +87,10 @@ class Dispatcher:
         self.site.start()
         self.thread.listener = listener
         with self.thread.lock:
-            for folder in sorted((self.home / "run").iterdir()):
-                if folder.is_dir():
-                    self._find(folder)
+            with os.scandir(self.home / "run") as found:
+                names = sorted(each.name for each in found if each.is_dir(follow_symlinks=False))
+            for name in filter(is_job_id, names):
+                self._find(self.home / "run" / name)
             self.shims.await_hellos()
             for job in self.table.jobs.values():
                 job.to_forget = job.now is None
@@ -195,7 +197,7 @@ class Dispatcher:
         try:
             for name in ("run", "logs"):
                 (self.home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._home_lock = os.open(self.home / "run" / "backend.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._home_lock = open_plain(self.home / "run" / "backend.lock")
             fcntl.flock(self._home_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(
@@ -218,11 +220,10 @@ class Dispatcher:
                 self.table.jobs[job.id] = job
             return
         self.table.jobs[job.id] = job
-        record = read_record(record_path(folder, "generation", generation)) or {}
-        ended = read_record(record_path(folder, "ended", generation))
+        record, ended = read_order(folder, generation), read_ended(folder, generation)
         job.now = HeldGeneration(generation, started=True, sent=True, live=bool(record.get("live")))
         if ended is not None:
-            self.table.finish(job, ended_from(ended))
+            self.table.finish(job, ended)
             return
         job.now.places = read_slots(record.get("places", ()))
         self.slots.mark_held(job.id, job.now.places)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -150,7 +150,8 @@ class JobTable:
         held = job.now
         if held is None or held.ended is not None or held.generation != ended.generation:
             return
-        held.ended = ended
+        hint = "" if held.launch is None else self.slots.note_end(held.launch, held.places, ended.outcome)
+        held.ended = ended = replace(ended, detail="; ".join(filter(None, (ended.detail, hint))))
         self.keep_slots(job)
         self.report(ended)
 

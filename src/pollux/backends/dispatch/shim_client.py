@@ -14,6 +14,7 @@ from typing import Any
 
 from pollux.backends.transport.json_lines import LineReader
 from pollux.core.errors import BackendFailed
+from pollux.storage.state_file import open_log, open_plain, remove_state
 from pollux.wire.live.codec import MalformedValue, decode, encode
 from pollux.wire.live.messages import (
     MAX_MESSAGE_BYTES,
@@ -75,9 +76,8 @@ class ForkserverClient:
         self.control = ours
         self.is_ready = False
         try:
-            self._pid = _spawn(
-                "pollux.backends.shim.forkserver", ["3"], [theirs.fileno()], folder / "nursery.log", environ
-            )
+            log = folder / "nursery.log"
+            self._pid = _spawn("pollux.backends.shim.forkserver", ["3", str(log)], [theirs.fileno()], log, environ)
         finally:
             theirs.close()
 
@@ -92,11 +92,13 @@ class ForkserverClient:
 
     def fork_shim(self, folder: Path, listener: int, lock: int) -> bool:
         """Order a shim for that folder; False where the fork server cannot be reached."""
-        message = encode(ForkShimRequest(str(folder), str(folder / "shim.log"))).encode()
+        log = open_log(folder / "shim.log")
         try:
-            socket.send_fds(self.control, [message], [listener, lock])
+            socket.send_fds(self.control, [encode(ForkShimRequest(str(folder))).encode()], [listener, lock, log])
         except OSError:
             return False
+        finally:
+            os.close(log)
         return True
 
     def close(self) -> None:
@@ -109,13 +111,17 @@ class ForkserverClient:
 
 def _spawn(module: str, arguments: list[str], fds: list[int], output: Path, environ: Mapping[str, str]) -> int:
     """Start one of our modules in its own session; it has these files as descriptors 3, 4, ... and no others."""
+    # Opened here: posix_spawn keeps all threads from running while it opens a file, which may be for ever.
+    try:
+        log = open_log(output)
+    except OSError as error:
+        raise BackendFailed(f"cannot open {output}: {error.strerror}") from error
     # Copies with high numbers, so that none is overwritten by the numbers of the child.
-    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20) for fd in fds]
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20) for fd in (log, *fds)]
+    os.close(log)
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-        (os.POSIX_SPAWN_DUP2, 1, 2),
-        *((os.POSIX_SPAWN_DUP2, copy, 3 + number) for number, copy in enumerate(copies)),
+        *((os.POSIX_SPAWN_DUP2, copy, number) for number, copy in enumerate((copies[0], *copies), 1)),
     ]
     command = [sys.executable, "-P", "-m", module, *arguments]
     try:
@@ -152,7 +158,7 @@ def _connect(folder: Path) -> socket.socket:
 
 def _try_lock(folder: Path) -> int | None:
     """Take the lock of a folder and return its file number; None where a running shim holds it."""
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_plain(folder / "lock")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -189,7 +195,7 @@ def start_shim(
             raise BlockingIOError(*error.args) from error
     try:
         with socket.socket(socket.AF_UNIX) as listener, _short_path(folder) as path:
-            (folder / "shim.sock").unlink(missing_ok=True)
+            remove_state(folder / "shim.sock")
             listener.bind(path)
             listener.listen(_BACKLOG)
             link = ShimClient(job_id, _connect(folder))

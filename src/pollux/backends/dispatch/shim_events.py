@@ -15,10 +15,12 @@ from pollux.backends.process.records import (
     ended_from,
     ended_to,
     newest_generation,
-    read_record,
+    read_ended,
+    read_order,
     record_path,
     write_record,
 )
+from pollux.backends.process.replica_env import run_id
 from pollux.backends.protocol import ReplicasEnded, ReplicasLost, ReplicasStarted
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import (
@@ -167,7 +169,7 @@ class ShimEvents:
 
     def _learn(self, job: DispatchedJob, generation: int) -> None:
         """Note a generation that its shim got just before the earlier service ended."""
-        record = read_record(record_path(job.folder, "generation", generation)) or {}
+        record = read_order(job.folder, generation)
         job.newest = max(job.newest, generation)
         places, live = read_slots(record.get("places", ())), bool(record.get("live"))
         job.now = HeldGeneration(generation, started=True, sent=True, places=places, live=live)
@@ -185,9 +187,9 @@ class ShimEvents:
             self.follow(job, link)
             link.send(StatusRequest())
             return
-        ended = read_record(record_path(job.folder, "ended", held.generation))
+        ended = read_ended(job.folder, held.generation)
         if ended is not None:
-            self._table.finish(job, ended_from(ended))
+            self._table.finish(job, ended)
         elif newest_generation(job.folder) == held.generation:
             self.lose(job)
         elif held.attempts + 1 < _MAX_ATTEMPTS:
@@ -203,7 +205,9 @@ class ShimEvents:
         job.sweeping = True
         held = job.now
         assert held is not None
-        record = read_record(record_path(job.folder, "generation", held.generation)) or {}
+        # Its name is known; what the record says, a job may have changed to outlive its end.
+        name = run_id(job.folder.parents[1], job.id, held.generation)
+        record = {**read_order(job.folder, held.generation), "run_id": name}
         if not self._table.slots.ends_all(record):
             self._thread.after(_SWEEP_SECONDS, lambda: self.lose(job))
             return

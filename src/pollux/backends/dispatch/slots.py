@@ -12,10 +12,11 @@ from typing import Any, Protocol
 from pollux.backends.nodes.provider import LentNode, NodeProvider
 from pollux.backends.nodes.slot import Slot
 from pollux.backends.nodes.slot_table import SlotTable
+from pollux.backends.nodes.slot_trust import SlotTrust
 from pollux.backends.process import proc, replica_env
 from pollux.backends.process.devices import Devices
 from pollux.backends.process.network import is_loopback
-from pollux.backends.protocol import Launch
+from pollux.backends.protocol import Launch, Outcome
 from pollux.core import Node, Placement
 from pollux.wire.live.messages import FleetAccess
 
@@ -66,6 +67,9 @@ class SlotAllocator(Protocol):
     def ends_all(self, record: Mapping[str, Any]) -> bool:
         """Kill what is left of a generation whose shim is gone; whether no process of it can run any more."""
 
+    def note_end(self, launch: Launch, places: Sequence[Slot], outcome: Outcome) -> str:
+        """Note how a generation ended on these slots; what to add to that, such as that a device is suspect."""
+
 
 class LocalSlotAllocator:
     """This machine; `environ` is what replicas inherit."""
@@ -74,6 +78,9 @@ class LocalSlotAllocator:
         self._devices = devices
         self._environ = environ
         self._table = SlotTable(devices.node.num_gpus)
+        self._trust = SlotTrust([Slot("", index) for index in range(len(devices.gpus))])
+        # Each with the line about it; made anew at each end of a generation.
+        self._suspects: Mapping[Slot, str] = {}
         self._held: dict[str, set[Slot]] = {}
 
     def allocate(self, job_id: str, placement: Placement, kept: Sequence[Slot], busy: Sequence[Slot]) -> _Slots:
@@ -83,7 +90,7 @@ class LocalSlotAllocator:
         # The job still holds the slots of replicas that have ended.
         spare = sorted(self._held.get(job_id, set()) - {*kept, *busy})[: wanted - len(staying)]
         missing = wanted - len(staying) - len(spare)
-        taken = self._table.allocate(missing) if missing else ()
+        taken = self._table.allocate(missing, {slot.index for slot in self._suspects}) if missing else ()
         if taken is None:
             return ()
         joining = (*spare, *(Slot("", index) for index in taken))
@@ -128,10 +135,8 @@ class LocalSlotAllocator:
         )
 
     def ends_all(self, record: Mapping[str, Any]) -> bool:
-        """Kill its processes; none is left if the machine has booted since."""
-        if record.get("boot") != proc.boot_id():
-            return True
-        replicas = record.get("replicas", [])
+        """Kill its processes: those with its name, and those in the record unless the machine has booted since."""
+        replicas = record.get("replicas", []) if record.get("boot") == proc.boot_id() else []
         # Pids are reused: if another process has this pid now, its session is not ours.
         sessions = {int(pid) for pid, start, _ in replicas if proc.start_time(int(pid)) in (None, start)}
         left = proc.members(
@@ -141,6 +146,20 @@ class LocalSlotAllocator:
         )
         proc.kill_all(left)
         return not left
+
+    def note_end(self, launch: Launch, places: Sequence[Slot], outcome: Outcome) -> str:
+        """See `SlotAllocator.note_end`; with GPUs only: a slot of CPU cores does not break."""
+        self._trust.note_end(places, " ".join([launch.workdir, *launch.argv[:2]]), outcome)
+        self._suspects = {
+            slot: f"GPU {self._devices.gpus[slot.index]} of this machine is suspect: {why}; it is used last; see what "
+            "'nvidia-smi' says, and leave it out by starting the service with CUDA_VISIBLE_DEVICES"
+            for slot, why in self._trust.suspects.items()
+        }
+        return "; ".join(line for slot, line in self._suspects.items() if outcome == "crashed" and slot in places)
+
+    def warnings(self) -> tuple[str, ...]:
+        """A line for each GPU that is suspect; such a one is used last."""
+        return tuple(self._suspects.values())
 
 
 class FleetSlotAllocator:
@@ -276,6 +295,10 @@ class FleetSlotAllocator:
             return False
         del self._ends[run]
         return True
+
+    def note_end(self, launch: Launch, places: Sequence[Slot], outcome: Outcome) -> str:
+        """Empty: the controller counts ends by node."""
+        return ""
 
 
 def _staying(placement: Placement, kept: Sequence[Slot]) -> tuple[_Slots, dict[str, int]]:

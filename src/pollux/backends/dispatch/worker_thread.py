@@ -14,6 +14,9 @@ from pollux.backends.protocol import BackendEvent, Listener
 
 __all__ = ["WorkerThread"]
 
+# A message to a shim that does not read it takes ten seconds to give up.
+_HANG_SECONDS = 30.0
+
 
 class WorkerThread:
     """Calls `work` under `lock` whenever it is woken; work that fails is tried again after longer and longer pauses.
@@ -21,7 +24,7 @@ class WorkerThread:
     `work` does whatever can be done now, and is cheap where nothing has changed. Events are reported without the lock.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.lock = threading.RLock()
         self.listener: Listener | None = None
         self.stopping = threading.Event()
@@ -31,11 +34,15 @@ class WorkerThread:
         self._loop = SelectLoop()
         self._thread: threading.Thread | None = None
         self._failures = FailureBackoff()
+        self._clock = clock
+        self._busy_since: float | None = None
 
     @property
     def healthy(self) -> bool:
-        """Whether the thread runs, and its work has not failed several turns in a row."""
-        return self._thread is not None and self._thread.is_alive() and self._failures.is_healthy
+        """Whether the thread runs, does not hang in a turn, and has not failed several turns in a row."""
+        since = self._busy_since
+        hangs = since is not None and self._clock() - since > _HANG_SECONDS
+        return self._thread is not None and self._thread.is_alive() and not hangs and self._failures.is_healthy
 
     @property
     def was_started(self) -> bool:
@@ -94,6 +101,7 @@ class WorkerThread:
                 self.wake()
 
     def _turn(self) -> None:
+        self._busy_since = self._clock()
         with self.lock:
             now = time.monotonic()
             due = [what for at, what in self._timers if at <= now]
@@ -107,7 +115,9 @@ class WorkerThread:
             # Remove an event only after the listener has taken it: the end of a job must not get lost.
             self.listener(self._events[0])
             self._events.popleft()
+        self._busy_since = None
         for call in self._loop.ready(0.0 if told else timeout):
+            self._busy_since = self._clock()
             with self.lock:
                 self.step(call)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from pollux.backends.process.network import is_loopback, own_address
 from pollux.backends.protocol import Launch
 from pollux.core import Node
 from pollux.core.errors import BackendFailed, InvalidInput
+from pollux.storage.state_file import create_state, read_state
 
 __all__ = ["LEASE_SECONDS", "LOST_SECONDS", "FleetBackend", "fleet_secret"]
 
@@ -153,18 +155,13 @@ def fleet_secret(home: Path) -> bytes:
     path = Path(home) / "run" / "fleet.secret"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Of several processes the first one wins.
         with contextlib.suppress(FileExistsError):
-            beside = path.with_suffix(f".{secrets.token_hex(4)}")
-            number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(number, "w") as file:
-                file.write(secrets.token_hex(32))
-            # Of several processes the first one wins: the link can be made only once.
-            try:
-                os.link(beside, path)
-            finally:
-                beside.unlink()
-        return bytes.fromhex(path.read_text())
+            create_state(path, secrets.token_hex(32).encode())
+        secret = bytes.fromhex((read_state(path) or b"").decode())
+        if len(secret) == 32 and not stat.S_IMODE(path.stat().st_mode) & 0o077:
+            return secret
+        why = "it is no file of 32 bytes in hexadecimal that only its owner can read"
     except (OSError, ValueError) as error:
-        raise BackendFailed(
-            f"the fleet's secret at {path} cannot be used: {error}; remove it, or set POLLUX_HOME"
-        ) from error
+        why = str(error)
+    raise BackendFailed(f"the fleet's secret at {path} cannot be used: {why}; remove it, or set POLLUX_HOME")

@@ -262,7 +262,7 @@ class NodeWatch(Site):
                     return
             for node, lent in left.items():
                 try:
-                    ask_host(lent.address, self._slots.secret, SeeRequest(), 2.0)
+                    ask_host(lent.address, self._slots.secret, SeeRequest((), node), 2.0)
                 except BackendFailed:
                     continue
                 with self._thread.lock:

@@ -23,6 +23,8 @@ _KNOWN_SECONDS = 600.0
 _AT_ONCE = 16
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
+_HUNG_SECONDS = 60.0
+_MOST_THREADS = 16
 
 
 class SharedFolders:
@@ -35,7 +37,10 @@ class SharedFolders:
         self._secret = secret
         self._known: dict[tuple[str, tuple[str, int]], float] = {}
         self._lock = threading.Lock()
-        self._asking: set[tuple[object, ...]] = set()
+        # The nearest existing folder of each, as it was found, and until when that counts.
+        self._nearest: dict[str, tuple[Path, float]] = {}
+        # Folders that a thread looks at now, and since when: some file systems never answer.
+        self._asking: dict[tuple[str, ...], float] = {}
         self._answers: dict[tuple[object, ...], FolderCheck] = {}
 
     def refuses(self, folders: Sequence[str], hosts: Iterable[LentNode]) -> str:
@@ -47,18 +52,20 @@ class SharedFolders:
     ) -> FolderCheck | None:
         """Like `refuses` without waiting; a node that does not answer counts as not sharing. None: not known yet.
 
-        `changed` is called from another thread once the answer is known.
+        `changed` is called from another thread once the answer is known. No folder is touched in the caller's thread,
+        and one thread at a time looks at the same folders.
         """
         there = tuple(hosts)
-        key = (tuple(folders), tuple(host.address for host in there))
+        named = tuple(folders)
+        key = (named, tuple(host.address for host in there))
         with self._lock:
             if key in self._answers:
                 return self._answers.pop(key)
-            if all(not self._unknown(_nearest(Path(folder)), there) for folder in folders):
+            if not there or all(self._is_known(folder, there) for folder in named):
                 return FolderCheck()
-            if key in self._asking:
-                return None
-            self._asking.add(key)
+            if not self._may_look(named):
+                return self._hung(named)
+            self._asking[named] = time.monotonic()
 
         def find_out() -> None:
             found = FolderCheck(f"it could not be checked whether {_names(there)} share the folders of the job")
@@ -66,13 +73,27 @@ class SharedFolders:
                 found = self._compare_with_retries(folders, there)
             finally:
                 with self._lock:
-                    self._asking.discard(key)
+                    del self._asking[named]
                     if found.why or found.silent:
                         self._answers[key] = found
                 changed()
 
         threading.Thread(target=find_out, name="pollux-shared-folders", daemon=True).start()
         return None
+
+    def _may_look(self, folders: tuple[str, ...]) -> bool:
+        return folders not in self._asking and len(self._asking) < _MOST_THREADS
+
+    def _hung(self, folders: tuple[str, ...]) -> FolderCheck | None:
+        """That these folders, or as many as threads may look at, have not answered for long; None: they may yet."""
+        since = self._asking.get(folders) or max(self._asking.values())
+        if time.monotonic() - since <= _HUNG_SECONDS:
+            return None
+        which = folders if folders in self._asking else next(iter(self._asking))
+        return FolderCheck(
+            f"the file system of {' or '.join(map(repr, which))} has not answered this machine for {_HUNG_SECONDS:g} "
+            "s: mount it again, or name other folders in 'workdir' and 'checkpoint: dir'"
+        )
 
     def _compare_with_retries(self, folders: Sequence[str], hosts: Sequence[LentNode]) -> FolderCheck:
         for attempt in range(_ATTEMPTS):
@@ -90,6 +111,7 @@ class SharedFolders:
         silent = ""
         for number, folder in enumerate(folders):
             nearest = _nearest(Path(folder))
+            self._nearest[folder] = (nearest, time.monotonic() + _KNOWN_SECONDS)
             unknown = self._unknown(nearest, hosts)
             if not unknown:
                 continue
@@ -111,6 +133,12 @@ class SharedFolders:
                 )
         return FolderCheck("", silent)
 
+    def _is_known(self, folder: str, hosts: Sequence[LentNode]) -> bool:
+        """Whether these nodes share the folder, as far as is remembered."""
+        now = time.monotonic()
+        self._nearest = {name: found for name, found in self._nearest.items() if found[1] >= now}
+        return folder in self._nearest and not self._unknown(self._nearest[folder][0], hosts)
+
     def _unknown(self, folder: Path, hosts: Sequence[LentNode]) -> list[LentNode]:
         now = time.monotonic()
         return [host for host in hosts if self._known.get((str(folder), host.address), 0.0) < now]
@@ -131,7 +159,7 @@ class SharedFolders:
 
     def _sees(self, host: LentNode, path: str) -> bool | None:
         try:
-            return ask_host(host.address, self._secret, SeeRequest((path,))).seen[0]
+            return ask_host(host.address, self._secret, SeeRequest((path,), host.node.id)).seen[0]
         except (BackendFailed, IndexError):
             return None
 

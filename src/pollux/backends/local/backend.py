@@ -47,9 +47,10 @@ class LocalBackend(ShimBackend):
         home, environ = Path(home).absolute(), replica_env.inherited(os.environ)
         hang = seconds_of_hang(hang_seconds)
         settings = ShimSettings(environ, can_be_warm(warm), hang, orphan_seconds, log_cap_bytes)
+        self._slots = LocalSlotAllocator(self._devices, environ)
         super().__init__(
             home,
-            Dispatcher(home, LocalSlotAllocator(self._devices, environ), settings),
+            Dispatcher(home, self._slots, settings),
             lambda launch, is_change: _check_placement(launch, self._devices),
         )
 
@@ -70,9 +71,10 @@ class LocalBackend(ShimBackend):
         return self._devices.why_none, self._devices.remedy
 
     def warnings(self) -> tuple[str, ...]:
-        """A warning where jobs get CPU slots on a machine that has a driver for GPUs."""
+        """Warnings: jobs get CPU slots on a machine that has a driver for GPUs, or a GPU is suspect."""
         why, remedy = self.no_gpus
-        return (f"jobs get CPU slots instead of GPUs ({why}): {remedy}",) if why and self._devices.has_driver else ()
+        none = (f"jobs get CPU slots instead of GPUs ({why}): {remedy}",) if why and self._devices.has_driver else ()
+        return (*none, *self._slots.warnings())
 
 
 def _check_placement(launch: Launch, devices: Devices) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -31,6 +32,7 @@ from pollux.backends.process.warm_python import import_all
 from pollux.backends.transport import channel
 from pollux.backends.transport.channel import SecureLine
 from pollux.core.errors import BackendFailed, InvalidInput, PolluxError
+from pollux.storage.foreign_file import read_inside
 from pollux.wire.live.codec import MalformedValue, encode, to_plain
 from pollux.wire.live.node_messages import (
     ConnectionHandover,
@@ -48,6 +50,8 @@ SECRET_VARIABLE = "POLLUX_FLEET_SECRET"
 _STRANGER_SECONDS = 10.0
 _MAX_STRANGERS = 256
 _BACKLOG = 256
+_REST_SECONDS = 0.05
+_SECRET_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -69,13 +73,14 @@ class _RunnerHandle:
 
 
 class NodeDaemon:
-    """The loop of the daemon. `warm_variables`: the environment during the imports, None where nothing was imported.
+    """The loop of a node's daemon. `warm_variables`: the environment during the imports, None if nothing was imported.
 
     `with_parent`: the daemon ends when its input is closed. `is_patient`: it ignores SIGTERM, which its parent handles.
     """
 
     def __init__(
         self,
+        node: str,
         secret: bytes,
         listener: socket.socket,
         warm_variables: Mapping[str, str] | None,
@@ -83,7 +88,7 @@ class NodeDaemon:
         is_patient: bool = False,
     ) -> None:
         self.boot = secrets.token_hex(8)
-        self._secret = secret
+        self._node, self._secret = node, secret
         self._listener = listener
         self._warm_variables = warm_variables
         self._loop = SelectLoop()
@@ -95,6 +100,7 @@ class NodeDaemon:
         self._with_parent = with_parent
         self._is_patient = is_patient
         self._ending = False
+        self._accepts_at: float | None = None
 
     def run(self) -> None:
         """Run until told to end; a forked replica leaves through `ForkedReplica`."""
@@ -105,7 +111,8 @@ class NodeDaemon:
         if self._with_parent:
             self._loop.watch(0, self._parent_said)
         while not self._ending:
-            self._loop.turn(time.monotonic() + 1.0 if self._strangers else None)
+            self._loop.turn(self._due())
+            self._accept_again()
             self._reap()
             for stranger in [each for each in self._strangers.values() if each.until < time.monotonic()]:
                 self._refuse(stranger, "slow", f"it had not proved itself after {_STRANGER_SECONDS:g} s")
@@ -131,8 +138,13 @@ class NodeDaemon:
     # Connections
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             peer, address = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._rest()
+            return
+        with contextlib.suppress(OSError):
             if len(self._strangers) >= _MAX_STRANGERS:
                 # A shim proves itself within milliseconds, so the oldest of these is not a shim.
                 self._refuse(next(iter(self._strangers.values())), "crowd", "too many had not proved themselves")
@@ -145,6 +157,24 @@ class NodeDaemon:
             self._strangers[peer.fileno()] = stranger
             self._loop.watch(peer, lambda: self._hear(stranger))
             stranger.line.put(channel.hello(stranger.nonce))
+
+    def _rest(self) -> None:
+        """Accept nobody for a moment, without files; the oldest that has not proved itself gives its own back."""
+        if self._strangers:
+            self._refuse(next(iter(self._strangers.values())), "crowd", "there are no more files for connections")
+        else:
+            self._refusals.tell("connections", "files", "this process has no more files; raise its limit (ulimit -n)")
+        self._loop.unwatch(self._listener)
+        self._accepts_at = time.monotonic() + _REST_SECONDS
+
+    def _due(self) -> float | None:
+        """When to look again, on the monotonic clock; None: only when something happens."""
+        return self._accepts_at or (time.monotonic() + 1.0 if self._strangers else None)
+
+    def _accept_again(self) -> None:
+        if self._accepts_at is not None and self._accepts_at <= time.monotonic():
+            self._accepts_at = None
+            self._loop.watch(self._listener, self._accept)
 
     def _drop(self, stranger: _UnprovenPeer) -> None:
         if self._strangers.pop(stranger.line.peer.fileno(), None) is not None:
@@ -171,6 +201,9 @@ class NodeDaemon:
 
     def _serve(self, line: SecureLine, text: str) -> None:
         request = decode_daemon_request(text)
+        # The caller has proved which node it means: nobody in between can lead it to another one of the fleet.
+        if not f"{self._node}.".startswith(f"{request.node}."):
+            raise MalformedValue(f"it is meant for node '{request.node}', and this is '{self._node}'")
         if isinstance(request, SeeRequest):
             self._look_for_files(line, request)
         else:
@@ -274,10 +307,14 @@ def _where(listen: str) -> tuple[str, int]:
 
 def _secret(file: Path | None) -> bytes:
     try:
-        text = os.environ.pop(SECRET_VARIABLE, "") if file is None else file.read_text()
+        text = (
+            os.environ.pop(SECRET_VARIABLE, "")
+            if file is None
+            else read_inside(file.parent, file.name, most_bytes=_SECRET_BYTES).decode()
+        )
         secret = bytes.fromhex(text.strip())
-    except OSError as error:
-        raise InvalidInput(f"cannot read the secret from {file}: {error.strerror}; make it readable here") from error
+    except (OSError, PolluxError) as error:
+        raise InvalidInput(f"cannot read the secret from {file}: {error}; make it readable here") from error
     except ValueError:
         secret = b""
     if len(secret) < 16:
@@ -305,7 +342,7 @@ def main(words: Sequence[str]) -> int:
     proc.name_this("pollux-host")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
-    host = NodeDaemon(secret, listener, warm, given.with_parent, given.patient)
+    host = NodeDaemon(given.node, secret, listener, warm, given.with_parent, given.patient)
     gpus = [int(word) for word in given.gpus.split(",") if word]
     where = {"node": given.node, "address": address, "port": listener.getsockname()[1], "pid": os.getpid()}
     write_record(given.announce, {**where, "places": given.places, "gpus": gpus, "boot": host.boot})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 __all__ = ["Slot", "read_slots"]
 
 _GONE = "gone:"
+_INDEX = re.compile("[0-9]{1,6}")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,4 +50,4 @@ class Slot:
 
 def read_slots(names: Iterable[object]) -> tuple[Slot, ...]:
     """The slots of these names; names that no slot can have are left out."""
-    return tuple(Slot.read(name) for name in map(str, names) if name.rpartition("/")[2].isdigit())
+    return tuple(Slot.read(name) for name in map(str, names) if _INDEX.fullmatch(name.rpartition("/")[2]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 __all__ = ["SlotTable"]
 
@@ -20,9 +20,13 @@ class SlotTable:
         """Places that no job holds, in order."""
         return [place for place in range(self.count) if not self._held[place]]
 
-    def allocate(self, number: int) -> tuple[int, ...] | None:
-        """Hold and return that many places, neighbours where possible; None where too few are free."""
-        free = self.free
+    def allocate(self, number: int, avoided: Collection[int] = ()) -> tuple[int, ...] | None:
+        """Hold and return that many places, neighbours where possible; None where too few are free.
+
+        Those to be `avoided` are taken only where the others are too few.
+        """
+        free = [place for place in self.free if place not in avoided]
+        free = free if len(free) >= number else self.free
         if len(free) < number:
             return None
         runs = (free[first : first + number] for first in range(len(free) - number + 1))

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pollux.backends.protocol import LogChunk
-from pollux.core.errors import TooLarge
+from pollux.core.errors import PolluxError, TooLarge
 from pollux.storage.foreign_file import open_inside, read_inside
+from pollux.storage.state_file import move_state, open_plain, write_state
 
 __all__ = ["DEFAULT_CAP_BYTES", "LogWriter", "read_log", "whole_characters"]
 
@@ -66,7 +67,9 @@ class LogWriter:
         self.tail = b""
         self._head_bytes = min(_HEAD_BYTES, cap // 4)
         self._file_bytes = (cap - self._head_bytes) // 2
-        self._parts = _read_parts(path)
+        self._parts = _Parts()
+        with contextlib.suppress(PolluxError):
+            self._parts = _read_parts(path)
         self._fd = -1
         self._size = 0
         self._open()
@@ -74,7 +77,7 @@ class LogWriter:
     def _open(self) -> None:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._fd = open_plain(self.path, os.O_WRONLY | os.O_APPEND)
             self._size = os.fstat(self._fd).st_size
         except OSError:
             self._shut()
@@ -117,18 +120,18 @@ class LogWriter:
         try:
             head = parts.head
             if head == 0:
-                with open(self.path, "rb") as whole:
+                with open_inside(self.path.parent, self.path.name) as whole:
                     first = whole.read(self._head_bytes)
-                _beside(self.path, ".head").write_bytes(first)
+                write_state(_beside(self.path, ".head"), first, durable=False)
                 head = len(first)
             self._parts = _Parts(head, parts.now, parts.now + self._size)
             # Write what needs room first: once the file has its new name, nothing may fail any more.
             new = _beside(self.path, ".parts.new")
-            new.write_text(json.dumps(asdict(self._parts)))
-            os.replace(self.path, _beside(self.path, ".1"))
+            write_state(new, json.dumps(asdict(self._parts)).encode(), durable=False)
+            move_state(self.path, _beside(self.path, ".1"))
             moved = True
-            os.replace(new, _beside(self.path, ".parts"))
-        except OSError:
+            move_state(new, _beside(self.path, ".parts"))
+        except (OSError, PolluxError):
             if not moved:
                 # There is no room even for this: empty the file, which needs none.
                 try:

@@ -28,6 +28,9 @@ from pollux.backends.ray.driver_messages import (
     encode_line,
 )
 from pollux.backends.transport.json_lines import LineReader
+from pollux.core.errors import PolluxError
+from pollux.storage.foreign_file import open_inside
+from pollux.storage.state_file import open_log
 
 __all__ = ["DRIVER", "DriverClient"]
 
@@ -193,11 +196,11 @@ class DriverClient:
     def _refused_token(self) -> str:
         """A sentence if the driver's log shows that Ray refused its token; else empty."""
         try:
-            with self._log.open("rb") as log:
+            with open_inside(self._log.parent, self._log.name) as log:
                 log.seek(self._log_begins)
                 if _TOKEN_REFUSED not in log.read(_LOOKED_THROUGH_BYTES):
                     return ""
-        except OSError:
+        except (OSError, PolluxError):
             return ""
         if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
             return f"it does not know the {_TOKEN} that it was shown"
@@ -206,17 +209,18 @@ class DriverClient:
     def _last_words(self) -> str:
         """The last line of the driver's log."""
         try:
-            lines = self._log.read_bytes()[-2000:].decode("utf-8", "replace").split("\n")
-        except OSError:
+            with open_inside(self._log.parent, self._log.name) as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
+                lines = log.read(2000).decode("utf-8", "replace").split("\n")
+        except (OSError, PolluxError):
             lines = []
         said = [line.strip() for line in lines if line.strip()]
         return f"its driver ended: {said[-1][:200]}" if said else "its driver ended"
 
     def _opened_log(self) -> Any:
-        """The driver's log, open for writing; emptied where it has grown long."""
+        """The driver's log, open for writing; begun anew where it has grown long."""
         try:
-            mode = "wb" if self._log.exists() and self._log.stat().st_size > _LOG_BYTES else "ab"
-            return self._log.open(mode)
+            return os.fdopen(open_log(self._log, _LOG_BYTES), "ab")
         except OSError:
             return open(os.devnull, "wb")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from pollux.backends.process import proc
 from pollux.backends.process.warm_python import import_all
 from pollux.backends.shim import process as process_module
+from pollux.storage.state_file import keep_end
 from pollux.wire.live.codec import decode, encode
 from pollux.wire.live.messages import ForkserverMessage, ForkShimRequest
 
@@ -35,22 +36,25 @@ def _fork_shim(
     if os.fork():
         os._exit(0)
     control.close()
-    output = os.open(request.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    for standard in (1, 2):
+        os.dup2(fds[2], standard)
+    os.close(fds.pop())
     return process_module.serve(Path(request.folder), socket.socket(fileno=fds[0]), variables)
 
 
-def serve(control: socket.socket) -> int:
-    """Fork shims as ordered until the other end is closed; the exit code, in a forked replica that of the replica."""
+def serve(control: socket.socket, log: Path) -> int:
+    """Fork shims as ordered until the other end is closed; the exit code, in a forked replica that of the replica.
+
+    `log`: where its output goes.
+    """
     proc.name_this("pollux-nursery")
     variables = dict(os.environ)
     control.send(encode(ForkserverMessage(import_all())).encode())
     while True:
-        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 2)
+        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 3)
         if not message:
             return 0
+        keep_end(log, sys.stderr.fileno())
         for fd in fds:
             os.set_inheritable(fd, False)
         code = _fork_shim(decode(ForkShimRequest, message), fds, variables, control)
@@ -61,4 +65,4 @@ def serve(control: socket.socket) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(socket.socket(fileno=int(sys.argv[1]))))
+    sys.exit(serve(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])))

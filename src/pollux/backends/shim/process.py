@@ -24,7 +24,7 @@ from pollux.backends.process.launcher import LocalLauncher, ReplicaLauncher
 from pollux.backends.process.records import (
     ended_to,
     newest_generation,
-    read_record,
+    read_ended,
     record_path,
     remove_records,
     write_record,
@@ -40,6 +40,7 @@ from pollux.backends.shim.remote_launcher import NodeLeaving, NodeLoss, RemoteEx
 from pollux.backends.shim.service_connections import ServiceConnections
 from pollux.backends.shim.store import server as store_server
 from pollux.core.errors import BackendFailed, PolluxError
+from pollux.storage.state_file import keep_end
 from pollux.wire.live.messages import (
     AlarmMessage,
     EndedMessage,
@@ -99,6 +100,7 @@ class Shim:
             self._handle_node_events()
             self._end_if_orphaned()
             self._act_on_due()
+            keep_end(self._folder / "shim.log", 2)
 
     def _tell_refusals(self) -> None:
         """Send refusals to services, which log them: the shim's own log ends with the job."""
@@ -191,7 +193,8 @@ class Shim:
         if newest is None:
             return StatusMessage(warm, None)
         if generation is None or generation.order.generation != newest:
-            return StatusMessage(warm, newest, ended=read_record(record_path(self._folder, "ended", newest)))
+            ended = read_ended(self._folder, newest)
+            return StatusMessage(warm, newest, ended=None if ended is None else ended_to(ended))
         status = StatusMessage(warm, newest, moving=self._start_untold)
         if self._live is not None:
             moving = self._start_untold or self._live.is_moving or generation.is_ending

@@ -375,7 +375,7 @@ class RemoteLauncher:
     def _introduce(self, link: NodeLink, line: SecureLine, values: list[Any]) -> None:
         """Answer the daemon's hello and read the runner's greeting, which are the first of these values."""
         if link.stage == "hello" and values:
-            request = SessionRequest(link.session, link.channel.seen, self._fleet.lease_seconds)
+            request = SessionRequest(link.session, link.channel.seen, self._fleet.lease_seconds, link.node)
             channel_module.answer(bytes.fromhex(self._fleet.secret), line, values.pop(0), request)
             link.stage = "answer"
         if link.stage == "answer" and values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import socket
 import sys
@@ -19,6 +19,7 @@ from pollux.wire.socket_owners import user_of
 __all__ = ["ServiceConnection", "ServiceConnections"]
 
 _SEND_SECONDS = 5.0
+_FULL_SECONDS = 0.05
 
 
 class ServiceConnection:
@@ -89,14 +90,19 @@ class ServiceConnections:
 
     def _accept(self) -> None:
         """Only this user and root may give orders: the socket's folder and this check keep others out."""
-        with contextlib.suppress(OSError):
+        try:
             peer, _ = self._listener.accept()
-            user = user_of(peer)
-            if user in (None, 0, os.geteuid()):
-                self.add(peer)
-                return
-            self._refusals.tell(f"user {user}", "user", "only the user whose job this is may order")
-            peer.close()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # The caller stays in the queue, and this loop must not turn without a pause.
+                time.sleep(_FULL_SECONDS)
+            return
+        user = user_of(peer)
+        if user in (0, os.geteuid()):
+            self.add(peer)
+            return
+        self._refusals.tell(f"user {user}", "user", "only the user whose job this is may order")
+        peer.close()
 
     def _hear(self, connection: ServiceConnection) -> None:
         lines = connection.reader.lines()

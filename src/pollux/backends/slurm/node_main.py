@@ -23,6 +23,7 @@ from pollux.backends.node_daemon.command import daemon_words, has_replicas
 from pollux.backends.process.devices import check_lent, find_devices
 from pollux.backends.process.network import meeting_variables
 from pollux.core.errors import BackendFailed
+from pollux.storage.state_file import create_state, folder_fault, read_state, write_state
 
 __all__ = ["CLOSED", "Where", "address_towards", "facts_of", "main", "without_slurm"]
 
@@ -118,39 +119,38 @@ class _Node:
         names = self._folder / "names"
         names.mkdir(parents=True, exist_ok=True)
         try:
-            with (names / self.name).open("x") as file:
-                file.write(self._pilot)
+            create_state(names / self.name, self._pilot.encode())
         except FileExistsError:
-            with contextlib.suppress(OSError):
-                if (names / self.name).read_text().strip() != self._pilot:
-                    return f"{self.name}.{self._pilot.replace('_', '-')}"
+            if read_state(names / self.name) not in (None, self._pilot.encode()):
+                return f"{self.name}.{self._pilot.replace('_', '-')}"
         return self.name
 
     def free_name(self) -> None:
         """Free the node's name for the next pilot on this node."""
         name = self._folder / "names" / self.name
         with contextlib.suppress(OSError):
-            if name.read_text().strip() == self._pilot:
+            if read_state(name) == self._pilot.encode():
                 name.unlink()
 
     def note(self, what: str, text: str) -> None:
         """Write a file about this node, whole or not at all."""
-        path = self._path(what)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.replace(path)
+        write_state(self._path(what), text.encode(), durable=False)
 
     def note_leaving(self, number: int, _: object) -> None:
         """Report that Slurm announced the end; go on until it comes, or until the jobs here have saved and ended."""
         self.is_taken_back = self.is_taken_back or number == signal.SIGTERM
         with contextlib.suppress(OSError):
-            self._path("leaving").write_text(signal.Signals(number).name)
+            self.note("leaving", signal.Signals(number).name)
 
     def start(self, facts: Mapping[str, Any], where: Where, warm: bool) -> subprocess.Popen[bytes]:
         """Start the node daemon, with everything imported if `warm`.
 
         It ends with this process, which holds its input open.
         """
+        if fault := folder_fault(self._folder):
+            raise BackendFailed(
+                f"the secret in {self._folder} is not used: {fault}; give another folder with pool=FOLDER"
+            )
         announce = self._path("json")
         words = daemon_words(self.claim_name(), facts["places"], where.listen, announce, facts["gpus"], warm)
         words += ["--patient", "--secret-file", str(self._folder / "secret")]
@@ -161,9 +161,7 @@ class _Node:
 
     def read_pulse(self) -> str:
         """The text of the file that the service rewrites every few seconds; empty where it cannot be read."""
-        with contextlib.suppress(OSError):
-            return (self._folder / "pulse").read_text()
-        return ""
+        return (read_state(self._folder / "pulse") or b"").decode(errors="replace")
 
     def _path(self, what: str) -> Path:
         return self._folder / "pilots" / f"{self._pilot}.{self.name}.{what}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,7 +11,9 @@ from typing import Any
 
 from pollux.backends.slurm.parse import NodeRow, PilotRow
 from pollux.backends.slurm.pool_plan import NodeNote
-from pollux.core.errors import BackendFailed, InvalidInput
+from pollux.core.errors import BackendFailed, InvalidInput, PolluxError
+from pollux.storage.foreign_file import open_inside
+from pollux.storage.state_file import folder_fault, read_json, read_state, write_state
 
 __all__ = ["PoolFolder"]
 
@@ -33,10 +34,15 @@ class PoolFolder:
         self._beats = 0
 
     def prepare(self, secret: bytes) -> None:
-        """Make the folder, for its owner only, with the secret for hosts."""
+        """Make the folder, for its owner only, with the secret for hosts; refuses one that others can use."""
         try:
             for folder in (self.path, self.pilots, self.path / "names"):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if fault := folder_fault(folder):
+                    raise InvalidInput(
+                        f"the pool's folder {folder} is to hold the fleet's secret, and {fault}; remove it, or name "
+                        "another with pool=FOLDER"
+                    )
             self._put("secret", secret.hex() + "\n")
         except OSError as error:
             raise BackendFailed(f"cannot write {self.path}: {error.strerror}; check its rights and space") from None
@@ -47,10 +53,7 @@ class PoolFolder:
         self._put("pulse", f"{word or 'here'} {os.getpid()} {self._beats}\n")
 
     def _put(self, name: str, text: str) -> None:
-        fresh = self.path / f".{name}.{os.getpid()}"
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-        fresh.replace(self.path / name)
+        write_state(self.path / name, text.encode(), durable=False)
 
     # Notes of nodes
 
@@ -63,9 +66,9 @@ class PoolFolder:
             if what == "leaving" and not known.is_leaving:
                 self._notes[key] = replace(known, is_leaving=True)
             elif what == "problem" and not known.problem:
-                with contextlib.suppress(OSError):
-                    problem = path.read_text(errors="replace").strip()[:500] or "?"
-                    self._notes[key] = replace(known, problem=problem)
+                found = read_state(path)
+                if found is not None:
+                    self._notes[key] = replace(known, problem=found.decode(errors="replace").strip()[:500] or "?")
             elif what == "json" and key not in self._whole:
                 self._announced(key, known, path, odd)
         return self._notes, odd
@@ -85,12 +88,12 @@ class PoolFolder:
 
     def _announced(self, key: tuple[str, str], known: NodeNote, path: Path, odd: list[str]) -> None:
         try:
-            host = json.loads(path.read_text())
-            facts = json.loads(path.with_suffix(".facts").read_text())
+            more = path.with_suffix(".facts")
+            host, facts = read_json(path), read_json(more)
+            if (host is None or facts is None) and not (path.exists() and more.exists()):
+                return
             note = _note(host, facts)
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        except (AttributeError, ValueError, TypeError, KeyError, OverflowError) as error:
             odd.append(f"{path} cannot be used: {error!r}")
             return
         self._whole.add(key)
@@ -101,12 +104,12 @@ class PoolFolder:
     def last_log_line(self, pilot: str) -> str:
         """The last line of a pilot's log; empty for none."""
         try:
-            with (self.pilots / f"{pilot}.log").open("rb") as file:
+            with open_inside(self.pilots, f"{pilot}.log") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-                lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        except OSError:
+                lines = [line.strip() for line in file.read(4096).decode("utf-8", "replace").splitlines()]
+        except (OSError, PolluxError):
             return ""
-        return lines[-1][:300] if lines else ""
+        return next((line[:300] for line in reversed(lines) if line), "")
 
     def save_running(self, rows: Iterable[PilotRow], states: Mapping[str, NodeRow]) -> None:
         """Save which pilots run and what their nodes have, for a service that starts while Slurm does not answer."""
@@ -121,7 +124,7 @@ class PoolFolder:
     def load_running(self) -> tuple[list[PilotRow], dict[str, NodeRow]]:
         """The pilots and nodes that were saved last; none where the file cannot be read."""
         try:
-            kept = json.loads((self.path / "running.json").read_text())
+            kept = read_json(self.path / "running.json")
             pilots = [
                 PilotRow(str(i), "RUNNING", None, None, tuple(map(str, n)), str(c), "") for i, n, c in kept["pilots"]
             ]
@@ -129,7 +132,7 @@ class PoolFolder:
                 str(name): NodeRow(str(name), "unknown", "held", str(gres), "", str(address), float(cpus))
                 for name, (gres, address, cpus) in kept["nodes"].items()
             }
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, LookupError, AttributeError):
             return [], {}
         return pilots, nodes
 
@@ -137,8 +140,8 @@ class PoolFolder:
         """The pilots that have files here, each with the nodes whose names it has taken."""
         found: dict[str, list[str]] = {pilot: [] for pilot, _, _, _ in self._files()}
         for name in (self.path / "names").glob("*"):
-            with contextlib.suppress(OSError):
-                found.setdefault(name.read_text(errors="replace").strip(), []).append(name.name)
+            if (pilot := _owner(name)) is not None:
+                found.setdefault(pilot, []).append(name.name)
         return found
 
     def remove_ended(self, ended: Mapping[str, Iterable[str]]) -> None:
@@ -158,9 +161,8 @@ class PoolFolder:
     def _free_names(self, pilot: str, nodes: Iterable[str]) -> None:
         for node in nodes:
             name = self.path / "names" / node
-            with contextlib.suppress(OSError):
-                if name.read_text().strip() == pilot:
-                    name.unlink()
+            if _owner(name) == pilot:
+                name.unlink(missing_ok=True)
 
     def _forget(self, goes: Callable[[str, str], bool]) -> None:
         for pilot, node, _, path in self._files():
@@ -169,6 +171,12 @@ class PoolFolder:
         for key in [key for key in self._notes if goes(*key)]:
             del self._notes[key]
             self._whole.discard(key)
+
+
+def _owner(name: Path) -> str | None:
+    """The pilot that has taken a node's name; None for none."""
+    found = read_state(name)
+    return None if found is None else found.decode(errors="replace").strip()
 
 
 def _age(path: Path) -> float:

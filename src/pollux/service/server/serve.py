@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pollux.backends as backends
 import pollux.policies as policies
 from pollux.backends.protocol import Backend
-from pollux.core.errors import Conflict, InvalidInput
+from pollux.core.errors import Conflict, InvalidInput, PolluxError
 from pollux.core.version import __version__
 from pollux.service.auth.tokens import Tokens
 from pollux.service.deciding.process_policy import LONG_SECONDS
@@ -32,6 +32,8 @@ from pollux.service.server.peers import ConnectionLimits, raise_open_files
 from pollux.service.server.service_log import bounded_log
 from pollux.service.server.short_collections import short_collections
 from pollux.service.settings import ANY_ADDRESS, AtStop, ServiceSettings
+from pollux.storage.foreign_file import open_inside
+from pollux.storage.state_file import create_state, read_json, write_state
 from pollux.store import Store, open_store, open_telemetry
 from pollux.wire.home_layout import ca_file, service_file, store_file, telemetry_file, token_file
 
@@ -53,6 +55,7 @@ _PLACE = "listened_at"
 _VIEWER = "viewer-token"
 # A name may have an address of a kind that this machine does not have, such as ::1 in most containers.
 _NOT_OF_THIS_MACHINE = (errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL)
+_MAX_TOKEN_BYTES = 4096
 _log = logging.getLogger("pollux.service")
 
 
@@ -142,15 +145,9 @@ def operator_token(path: Path) -> str:
     if os.path.lexists(path):
         return _known_token(path)
     token = secrets.token_urlsafe(32)
-    # The file appears whole or not at all: a process that is killed here leaves no unusable token.
-    new = path.with_name(f"{path.name}.new")
     try:
-        new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(token + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        _name(new, path)
+        # The file appears whole or not at all: a process that is killed here leaves no unusable token.
+        create_state(path, f"{token}\n".encode())
     except FileExistsError:
         return _known_token(path)
     except OSError as error:
@@ -158,24 +155,12 @@ def operator_token(path: Path) -> str:
     return token
 
 
-def _name(new: Path, path: Path) -> None:
-    """Give a file its name; FileExistsError if another file has it, as far as the file system can tell."""
-    try:
-        os.link(new, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        # Not every file system has links.
-        os.replace(new, path)
-    else:
-        new.unlink()
-
-
 def _known_token(path: Path) -> str:
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        with open_inside(path.parent, path.name) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            token = file.read(_MAX_TOKEN_BYTES).decode("ascii").strip()
+    except (OSError, PolluxError, UnicodeDecodeError) as error:
         raise InvalidInput(f"token file {path} cannot be read: {error}; remove it to get a new one") from error
     if mode & 0o077:
         raise InvalidInput(f"token file {path} has mode {mode:o}, so others can read it; remove it, and start again")
@@ -217,10 +202,10 @@ def earlier_port(settings: ServiceSettings) -> int | None:
 
 
 def _announced(place: Path) -> tuple[str, int] | None:
+    found = read_json(place)
     try:
-        found = json.loads(place.read_text(encoding="utf-8"))
         return str(found["url"]), int(found["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None
 
 
@@ -322,10 +307,8 @@ def _show_certificate(settings: ServiceSettings) -> None:
     if settings.tls_cert is None:
         return
     place = ca_file(settings.home)
-    new = place.with_name(f"{place.name}.new")
     try:
-        new.write_bytes(settings.tls_cert.read_bytes())
-        new.replace(place)
+        write_state(place, settings.tls_cert.read_bytes(), durable=False)
     except OSError as error:
         raise InvalidInput(
             f"certificate '{settings.tls_cert}' cannot be copied to {place}: {error.strerror}; check both"
@@ -381,13 +364,12 @@ def _answer(
 def announce(place: Path, url: str) -> None:
     """Tell the command line where the service is."""
     found = {"url": url, "pid": os.getpid(), "started_at": time.time(), "version": __version__}
-    new = place.with_name(f"{place.name}.new")
-    new.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    new.replace(place)
+    write_state(place, f"{json.dumps(found)}\n".encode(), durable=False)
 
 
 def retract(place: Path) -> None:
     """Remove the announcement, unless another service has made one since."""
-    with contextlib.suppress(OSError, ValueError):
-        if json.loads(place.read_text(encoding="utf-8")).get("pid") == os.getpid():
+    found = read_json(place)
+    if isinstance(found, dict) and found.get("pid") == os.getpid():
+        with contextlib.suppress(OSError):
             place.unlink()

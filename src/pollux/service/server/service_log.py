@@ -6,16 +6,14 @@ No peer may fill the disk with log lines.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
-import stat
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from pollux.storage.state_file import keep_end
 from pollux.wire.visible_text import visible
 
 __all__ = ["MAX_LOG_BYTES", "LogFile", "RepeatFilter", "bounded_log"]
@@ -62,29 +60,7 @@ class LogFile:
 
     def shorten(self) -> bool:
         """If it is too long, keep it as `.1` and begin anew; returns whether that was done. Never raises."""
-        with contextlib.suppress(OSError):
-            found = os.fstat(self._descriptor)
-            if found.st_size <= self._most_bytes or not self._is_ours(found):
-                return False
-            self._keep(found.st_size)
-            # Processes that append to it go on at its new end.
-            os.truncate(self._path, 0)
-            return True
-        return False
-
-    def _is_ours(self, found: os.stat_result) -> bool:
-        named = self._path.lstat()
-        appends = fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & os.O_APPEND
-        return bool(appends) and stat.S_ISREG(named.st_mode) and os.path.samestat(found, named)
-
-    def _keep(self, size: int) -> None:
-        new = self._path.with_name(f"{self._path.name}.new")
-        new.unlink(missing_ok=True)
-        with self._path.open("rb") as source:
-            source.seek(max(size - self._most_bytes, 0))
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
-                target.write(source.read(self._most_bytes))
-        new.replace(self._path.with_name(f"{self._path.name}.1"))
+        return keep_end(self._path, self._descriptor, self._most_bytes)
 
 
 def _standard_error() -> int:

@@ -229,10 +229,9 @@ class ForkserverMessage:
 
 @dataclass(frozen=True, slots=True)
 class ForkShimRequest:
-    """Fork a shim for this folder, with its output in a file; its listener and its lock come along."""
+    """Fork a shim for this folder; its listener, its lock and the file for its output come along."""
 
     folder: str
-    output: str
 
 
 ShimRequest = LaunchRequest | ResizeRequest | StopRequest | NodeGoneRequest | ReleaseRequest | StatusRequest

@@ -68,9 +68,10 @@ class ProvenRequest:
 
 @dataclass(frozen=True, slots=True)
 class SeeRequest:
-    """Answer which of these files and folders exist on the node, with a `SeenMessage`."""
+    """Answer which of these files and folders exist on `node`, with a `SeenMessage`."""
 
-    paths: tuple[str, ...] = ()
+    paths: tuple[str, ...]
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class SeenMessage:
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """The first message of a shim to a daemon: continue this session; the shim has `seen` that many messages.
+    """The first message of a shim to the daemon of `node`: continue this session; the shim has seen that many messages.
 
     A runner ends its replicas if the shim confirms nothing for `lease` seconds.
     """
@@ -90,6 +91,7 @@ class SessionRequest:
     session: str
     seen: int
     lease: float
+    node: str
 
 
 @dataclass(frozen=True, slots=True)

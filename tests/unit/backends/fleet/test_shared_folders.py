@@ -211,3 +211,69 @@ def test_who_would_join_there_does_not(backend, hosts, tmp_path):
     assert "'n2'" in why
     assert left == slots("n1/0", "gone:n2/0")
     assert work.vet(launch, slots("n1/0", "n1/1"), slots("n1/0")) == ("", slots("n1/0", "n1/1"))
+
+
+class Hanging:
+    """A folder whose file system does not answer until `goes_on`; notes which threads looked at it."""
+
+    def __init__(self, monkeypatch, folder):
+        self.folder, self.goes_on = str(folder), threading.Event()
+        self.threads: list[str] = []
+        real = Path.is_dir
+
+        def is_dir(path):
+            if str(path).startswith(self.folder):
+                self.threads.append(threading.current_thread().name)
+                assert self.goes_on.wait(PATIENCE_SECONDS)
+            return real(path)
+
+        monkeypatch.setattr(Path, "is_dir", is_dir)
+
+
+@pytest.fixture
+def hanging(monkeypatch, tmp_path):
+    (tmp_path / "hung").mkdir()
+    made = Hanging(monkeypatch, tmp_path / "hung")
+    yield made
+    made.goes_on.set()
+
+
+def test_a_folder_that_hangs_holds_up_no_other_job(backend, hosts, hanging, tmp_path):
+    backend.lender.offer([host(1), host(2)])
+    for number in range(30):
+        name = f"hung-{number}"
+        backend.submit(Launch(name, 1, Placement.of({"n1": 1}), ("python", "x.py"), hanging.folder))
+    until(lambda: hanging.threads)
+    hosts.blind.add(2)
+    assert "is not the same on node 'n2'" in end_of(backend, tmp_path, n2=1).detail
+    for number in range(30):
+        backend.stop(f"hung-{number}", 1, 0.0)
+    until(lambda: len([event for event in backend.told if isinstance(event, ReplicasEnded)]) == 31)
+    assert backend.healthy
+    assert hanging.threads == ["pollux-shared-folders"], "one thread for one folder, however many jobs name it"
+
+
+def test_what_has_hung_for_long_is_told_and_asked_again_once_it_answers(shared, hosts, hanging, monkeypatch):
+    assert shared.check([hanging.folder], [host(1)], lambda: None) is None
+    monkeypatch.setattr(shared_folders, "_HUNG_SECONDS", -1.0)
+    for number in (1, 2):
+        said = shared.check([hanging.folder], [host(number)], lambda: None)
+        assert f"the file system of '{hanging.folder}' has not answered" in said.why
+        assert (said.elsewhere, said.silent) == (False, "")
+    hanging.goes_on.set()
+    until(lambda: shared.check([hanging.folder], [host(1)], lambda: None) == FolderCheck())
+
+
+def test_however_many_folders_hang_the_threads_are_few(shared, hosts, hanging, monkeypatch):
+    def looking():
+        return [each for each in threading.enumerate() if each.name == "pollux-shared-folders"]
+
+    for number in range(100):
+        assert shared.check([f"{hanging.folder}/{number}"], [host(1)], lambda: None) is None
+    assert len(looking()) == 16
+    monkeypatch.setattr(shared_folders, "_HUNG_SECONDS", -1.0)
+    assert "has not answered" in shared.check([f"{hanging.folder}/200"], [host(1)], lambda: None).why
+    assert len(looking()) == 16
+    hanging.goes_on.set()
+    until(lambda: not looking())
+    assert found(shared, [f"{hanging.folder}/200"], [host(1)]) == FolderCheck()

@@ -6,6 +6,7 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.odd_files import KINDS, emptied
 
 from pollux.backends.process.log_file import LogWriter, read_log, whole_characters
 
@@ -133,7 +134,7 @@ def test_a_new_file_that_cannot_be_opened_costs_lines_only(path, monkeypatch, re
     real, tried = os.open, []
 
     def full(name, *rest, **more):
-        if name == path:
+        if name == path.name and rest[0] & os.O_CREAT:
             tried.append(name)
             if len(tried) <= refusals:
                 raise OSError(errno.EDQUOT, "quota exceeded")
@@ -161,20 +162,22 @@ def test_a_new_file_that_cannot_be_opened_costs_lines_only(path, monkeypatch, re
 def test_a_log_that_cannot_be_begun_anew_costs_lines_only(path, monkeypatch, refused):
     writer = LogWriter(path, cap_bytes=8 << 10)
     writer.write(b"a" * 3072)
-    real = getattr(os, refused)
+    real, own = getattr(os, refused), writer._fd
 
     def broken(fd, *rest):
+        if fd != own:
+            return real(fd, *rest)
         if refused == "close":
             real(fd)
         raise OSError(errno.EIO, "input/output error")
 
-    def full(*names):
+    def full(*names, **more):
         raise OSError(errno.ENOSPC, "no space")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, refused, broken)
         if refused == "ftruncate":
-            patch.setattr(type(path), "write_text", full)
+            patch.setattr("pollux.backends.process.log_file.write_state", full)
         writer.write(b"b" * 100)
         writer.write(b"c" * 100)
         assert writer.lost_bytes == (100 if refused == "ftruncate" else 0)
@@ -203,3 +206,25 @@ def test_pieces_never_cut_a_character(text, size):
         pieces.append(piece.decode())
         offset += len(piece)
     assert "".join(pieces) == text
+
+
+@pytest.mark.parametrize("put", KINDS)
+@pytest.mark.parametrize("ending", ["", ".head", ".1", ".parts", ".parts.new"])
+def test_what_a_job_puts_in_place_of_its_log_holds_up_no_writer(tmp_path, put, ending):
+    """Neither when it is opened nor when it begins anew: a shim that waits there could not stop its job."""
+    (tmp_path / "secret").write_text("{}")
+    path = tmp_path / "logs" / "job" / "0.log"
+    writer = LogWriter(path, cap_bytes=8 << 10)
+    for number in range(3000):
+        if number in (500, 1500):
+            put(emptied(path.with_name(path.name + ending)))
+        writer.write(b"%06d\n" % number)
+    writer.close()
+    put(emptied(path.with_name(path.name + ending)))
+    writer = LogWriter(path, cap_bytes=8 << 10)
+    writer.write(b"the last\n")
+    writer.close()
+    assert writer.lost_bytes == 0
+    assert (tmp_path / "secret").read_text() == "{}"
+    if ending == "":
+        assert path.read_text().endswith("the last\n")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pollux.backends.process.launcher import ReplicaProcess
-from pollux.backends.process.records import read_record, record_path
+from pollux.backends.process.records import read_record, record_path, write_record
 from pollux.backends.shim.generation import Generation
 from pollux.backends.shim.generation_replicas import RunningReplica
 from pollux.core.errors import BackendFailed
@@ -28,9 +28,20 @@ def generation():
     return made
 
 
+impossible: set[Path] = set()
+
+
 @pytest.fixture
-def places(tmp_path):
+def places(tmp_path, monkeypatch):
     """A generation of two living replicas."""
+
+    def write(path, value):
+        if path in impossible:
+            raise BackendFailed(f"cannot write {path}: no space")
+        write_record(path, value)
+
+    impossible.clear()
+    monkeypatch.setattr("pollux.backends.shim.generation.write_record", write)
 
     def start(start, place, memory_bytes, sink):
         started.append(place)
@@ -45,11 +56,11 @@ def places(tmp_path):
 
 def hinder(generation, number):
     """Make a record impossible, until `relieve`."""
-    record_path(generation.folder, "generation", number).mkdir()
+    impossible.add(record_path(generation.folder, "generation", number))
 
 
 def relieve(generation, number):
-    record_path(generation.folder, "generation", number).rmdir()
+    impossible.remove(record_path(generation.folder, "generation", number))
 
 
 def order(folder, generation, *where):

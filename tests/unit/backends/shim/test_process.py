@@ -17,6 +17,7 @@ from pollux.backends.process.records import read_record, record_path
 from pollux.backends.protocol import ReplicasEnded
 from pollux.backends.shim.process import Shim
 from pollux.backends.shim.remote_launcher import NodeLeaving
+from pollux.core.errors import BackendFailed
 from pollux.testing.waiting import PATIENCE_SECONDS
 from pollux.wire.live.codec import from_plain
 from pollux.wire.live.messages import (
@@ -39,9 +40,12 @@ def shim(tmp_path):
         made._loop.close()
 
 
-def test_an_end_that_cannot_be_written_is_kept_for_later(shim):
+def test_an_end_that_cannot_be_written_is_kept_for_later(shim, monkeypatch):
+    def full(path, value):
+        raise BackendFailed(f"cannot write {path}: no space")
+
+    monkeypatch.setattr("pollux.backends.shim.process.write_record", full)
     shim._unwritten = ended = ReplicasEnded(1.0, "job", 1, "stopped")
-    shim._folder.joinpath("ended-1.json").mkdir()
     shim._write_end(ended)
     assert shim._is_busy()
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -98,9 +99,9 @@ class Proxy:
 class Shim:
     """The loop that a shim would run around its launcher."""
 
-    def __init__(self, address, lease=10.0, lost=12.0, secret=SECRET):
+    def __init__(self, address, lease=10.0, lost=12.0, secret=SECRET, node="n0"):
         self.loop = SelectLoop()
-        self.launcher = RemoteLauncher(FleetAccess(secret.hex(), "127.0.0.1", {"n0": address}, lease, lost), self.loop)
+        self.launcher = RemoteLauncher(FleetAccess(secret.hex(), "127.0.0.1", {node: address}, lease, lost), self.loop)
         self.told, self.texts = [], {}
 
     def start(self, code, memory=0.0, place="n0/0"):
@@ -432,6 +433,47 @@ def test_a_crowd_of_strangers_keeps_no_shim_out(fleet):
     finally:
         for line in crowd:
             line.close()
+
+
+def test_a_host_without_files_lets_those_go_who_prove_nothing(tmp_path):
+    """It neither turns in a circle nor waits for their time to be over."""
+    fleet = ProcessFleet(tmp_path / "hosts", num_nodes=1, cold=True)
+    fleet.start(SECRET, "127.0.0.1", lambda: None)
+    try:
+        address = until(fleet.hosts)[0].address
+        host = fleet.pid(0)
+        used = len(os.listdir(f"/proc/{host}/fd"))
+        resource.prlimit(host, resource.RLIMIT_NOFILE, (used + 20, used + 20))
+        with contextlib.ExitStack() as crowd:
+            for _ in range(100):
+                crowd.enter_context(socket.create_connection(address, timeout=PATIENCE_SECONDS))
+            until(lambda: "there are no more files for connections" in (fleet.folder / "n0.log").read_text())
+            assert until(lambda: seen(address)) == [True]
+    finally:
+        fleet.kill_all()
+
+
+def seen(address):
+    try:
+        return ask_host(address, SECRET, {"see": ["/"]})["seen"]
+    except BackendFailed:
+        return None
+
+
+def test_who_is_led_to_another_node_of_the_fleet_is_not_served(fleet):
+    address = fleet.hosts()[0].address
+    with pytest.raises(BackendFailed, match="refused"):
+        ask_host(address, SECRET, {"see": ["/"], "node": "n1"})
+    with pytest.raises(BackendFailed, match="refused"):
+        ask_host(address, SECRET, {"see": ["/"], "node": ["n0"]})
+    # Slurm's nodes have the pilot's name behind their own where two pilots have one node.
+    assert ask_host(address, SECRET, {"see": ["/"], "node": "n0"})["seen"] == [True]
+    shim = Shim(address, lease=0.5, lost=1.0, node="n1")
+    shim.start("open('/tmp/never', 'w')", place="n1/0")
+    shim.until(lambda: shim.told)
+    assert isinstance(shim.told[0], NodeLoss)
+    assert "it is meant for node 'n1', and this is 'n0'" in (fleet.folder / "n0.log").read_text()
+    shim.close()
 
 
 def test_folders_are_compared(fleet, tmp_path, monkeypatch):

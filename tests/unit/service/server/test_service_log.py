@@ -134,6 +134,6 @@ def test_a_disk_that_is_full_ends_nothing(appended, monkeypatch):
         raise OSError(28, "No space left on device")
 
     log = LogFile(path, 100, number)
-    monkeypatch.setattr(log, "_keep", full)
+    monkeypatch.setattr(os, "replace", full)
     assert not log.shorten()
     assert path.stat().st_size == 200
