@@ -203,7 +203,7 @@ READERS = {
     "what is seen": (partial(decode, SeenMessage), [to_plain(SeenMessage((True, False)))], encode),
     "connections": (partial(decode, ConnectionHandover), [to_plain(ConnectionHandover("k", "a:1", SESSION))], encode),
     "of the fork server": (partial(decode, ForkserverMessage), [to_plain(ForkserverMessage(True))], encode),
-    "to the fork server": (partial(decode, ForkShimRequest), [to_plain(ForkShimRequest("/a", "/b"))], encode),
+    "to the fork server": (partial(decode, ForkShimRequest), [to_plain(ForkShimRequest("/a"))], encode),
     "to a store's host": (host_messages.decode_request, tagged(*REQUESTS_OF_STORE), encode_tagged),
     "of a store's host": (host_messages.decode_found, tagged(FoundMessage("beat/1/0", "{}")), encode_tagged),
     "greetings": (lambda text: from_plain(SessionGreeting, json.loads(text)), [to_plain(GREETING)], encode),

@@ -26,7 +26,7 @@ from pollux.testing.jobs.replica_server import load_module
 from pollux.testing.waiting import PATIENCE_SECONDS, wait_until
 from pollux.wire.live.codec import MalformedValue, encode_tagged, to_plain
 from pollux.wire.live.messages import StatusRequest, StopRequest, decode_message, encode_message
-from pollux.wire.live.node_messages import EndRunnerRequest, SessionRequest
+from pollux.wire.live.node_messages import EndRunnerRequest, SeeRequest, SessionRequest
 
 FAULTS = Path(__file__).parent
 mutations = load_module(str(FAULTS / "mutations.py"))
@@ -117,5 +117,5 @@ def test_a_daemon_survives_callers_with_and_without_the_secret(fleet):
     for number in range(NUMBER // 10):
         texts = [each.decode(errors="replace") for each in mutations.texts(requests, chance, 10)]
         speak(address, SECRET, {**to_plain(session), "session": f"s-{number}"}, texts)
-    assert (fleet.pid(0), ask_host(address, SECRET, {"see": ["/"]})["seen"]) == (pid, [True])
+    assert (fleet.pid(0), ask_host(address, SECRET, SeeRequest(("/",))).seen) == (pid, (True,))
     assert "Traceback" not in (fleet.folder / "n0.log").read_text()

@@ -202,7 +202,7 @@ class NodeDaemon:
     def _serve(self, line: SecureLine, text: str) -> None:
         request = decode_daemon_request(text)
         # The caller has proved which node it means: nobody in between can lead it to another one of the fleet.
-        if not f"{self._node}.".startswith(f"{request.node}."):
+        if request.node and not f"{self._node}.".startswith(f"{request.node}."):
             raise MalformedValue(f"it is meant for node '{request.node}', and this is '{self._node}'")
         if isinstance(request, SeeRequest):
             self._look_for_files(line, request)

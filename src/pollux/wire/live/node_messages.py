@@ -68,10 +68,10 @@ class ProvenRequest:
 
 @dataclass(frozen=True, slots=True)
 class SeeRequest:
-    """Answer which of these files and folders exist on `node`, with a `SeenMessage`."""
+    """Answer which of these files and folders exist on `node` (empty: on any), with a `SeenMessage`."""
 
-    paths: tuple[str, ...]
-    node: str
+    paths: tuple[str, ...] = ()
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -448,14 +448,14 @@ def test_a_host_without_files_lets_those_go_who_prove_nothing(tmp_path):
             for _ in range(100):
                 crowd.enter_context(socket.create_connection(address, timeout=PATIENCE_SECONDS))
             until(lambda: "there are no more files for connections" in (fleet.folder / "n0.log").read_text())
-            assert until(lambda: seen(address)) == [True]
+            assert until(lambda: seen(address)) == (True,)
     finally:
         fleet.kill_all()
 
 
 def seen(address):
     try:
-        return ask_host(address, SECRET, {"see": ["/"]})["seen"]
+        return ask_host(address, SECRET, SeeRequest(("/",))).seen
     except BackendFailed:
         return None
 
@@ -463,11 +463,11 @@ def seen(address):
 def test_who_is_led_to_another_node_of_the_fleet_is_not_served(fleet):
     address = fleet.hosts()[0].address
     with pytest.raises(BackendFailed, match="refused"):
-        ask_host(address, SECRET, {"see": ["/"], "node": "n1"})
+        ask_host(address, SECRET, SeeRequest(("/",), "n1"))
     with pytest.raises(BackendFailed, match="refused"):
-        ask_host(address, SECRET, {"see": ["/"], "node": ["n0"]})
+        ask_host(address, SECRET, SeeRequest(("/",), ["n0"]))
     # Slurm's nodes have the pilot's name behind their own where two pilots have one node.
-    assert ask_host(address, SECRET, {"see": ["/"], "node": "n0"})["seen"] == [True]
+    assert ask_host(address, SECRET, SeeRequest(("/",), "n0")).seen == (True,)
     shim = Shim(address, lease=0.5, lost=1.0, node="n1")
     shim.start("open('/tmp/never', 'w')", place="n1/0")
     shim.until(lambda: shim.told)

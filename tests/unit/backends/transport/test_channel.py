@@ -42,8 +42,8 @@ def pair(request=None):
 
 
 def test_who_knows_the_secret_is_heard():
-    ours, theirs, request = pair(request=SessionRequest("a", 3, 1.0))
-    assert decode_daemon_request(request) == SessionRequest("a", 3, 1.0)
+    ours, theirs, request = pair(request=SessionRequest("a", 3, 1.0, "n0"))
+    assert decode_daemon_request(request) == SessionRequest("a", 3, 1.0, "n0")
     ours.put([1, "x"])
     theirs.put({"y": 2})
     assert (theirs.get(), ours.get()) == ([[1, "x"]], [{"y": 2}])
