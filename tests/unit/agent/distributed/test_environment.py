@@ -10,7 +10,7 @@ from pollux.agent.distributed.device import choose_device, gpu_type
 from pollux.agent.distributed.environment import Environment, read_environment
 from pollux.core.errors import InvalidInput
 from pollux.wire.environment import JOB_VARIABLES
-from pollux.wire.live.store_channel import SECRET_VARIABLE
+from pollux.wire.live.store_channel import JOIN_VARIABLE, SECRET_VARIABLE, STORE_VARIABLE
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -101,7 +101,8 @@ def test_our_own_variables():
 def test_every_variable_that_is_read_is_listed():
     text = (REPOSITORY / "src" / "pollux" / "agent" / "distributed" / "environment.py").read_text()
     # The secret is read by the store's client, and never kept with the rest.
-    assert {*re.findall(r"\"(POLLUX_[A-Z_]+)\"", text), SECRET_VARIABLE} == set(JOB_VARIABLES)
+    others = {SECRET_VARIABLE, STORE_VARIABLE, JOIN_VARIABLE}
+    assert {*re.findall(r"\"(POLLUX_[A-Z_]+)\"", text), *others} == set(JOB_VARIABLES)
 
 
 def test_empty_variables_count_as_unset():

@@ -268,6 +268,7 @@ def test_however_many_folders_hang_the_threads_are_few(shared, hosts, hanging, m
     def looking():
         return [each for each in threading.enumerate() if each.name == "pollux-shared-folders"]
 
+    until(lambda: not looking())
     for number in range(100):
         assert shared.check([f"{hanging.folder}/{number}"], [host(1)], lambda: None) is None
     assert len(looking()) == 16
