@@ -10,6 +10,7 @@ import pytest
 
 from pollux.backends.slurm.commands import SlurmCommands
 from pollux.core.errors import BackendFailed
+from pollux.testing.waiting import wait_until
 
 
 @pytest.fixture
@@ -56,8 +57,12 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(commands, calls):
     with pytest.raises(BackendFailed, match="did not answer within 1 s"):
         quick.jobs("any")
     stat_file = Path(f"/proc/{(commands.folder / 'pid').read_text().strip()}/stat")
-    # Whoever adopts it may not have looked after it yet.
-    assert not stat_file.exists() or stat_file.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+    def has_ended():
+        # Whoever adopts it may not have looked after it yet.
+        return not stat_file.exists() or stat_file.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+    wait_until("the end of what it started", has_ended)
 
 
 @pytest.mark.parametrize(
