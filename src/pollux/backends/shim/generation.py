@@ -10,7 +10,6 @@ import json
 import operator
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from pollux.backends.shim.actions import ReplicaChange, Seat
 from pollux.backends.shim.generation_replicas import GenerationReplicas, RunningReplica
 from pollux.backends.shim.output import RankLogs, ReplicaLog
 from pollux.backends.shim.store import server as store_server
+from pollux.backends.transport.error_stream import say
 from pollux.core.errors import BackendFailed
 from pollux.wire.live.messages import LaunchOrder
 from pollux.wire.live.store_channel import JOIN_VARIABLE, SECRET_VARIABLE, STORE_VARIABLE
@@ -156,7 +156,7 @@ class Generation:
             self._write_record()
         except BackendFailed as error:
             if self._write_at is None:
-                print(f"{error}; it is tried again", file=sys.stderr, flush=True)
+                say(f"{error}; it is tried again")
             self._write_at = time.monotonic() + _RETRY_SECONDS
 
     @property

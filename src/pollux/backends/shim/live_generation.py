@@ -7,7 +7,6 @@ In a live resize: after `backends.shim.process`, before `backends.shim.transitio
 from __future__ import annotations
 
 import enum
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from pollux.backends.shim.liveness import CommitWatch, ListeningClock, LivenessT
 from pollux.backends.shim.phases import Limits
 from pollux.backends.shim.store.server import StoreHost
 from pollux.backends.shim.transition import settled_at
+from pollux.backends.transport.error_stream import say
 from pollux.core.errors import BackendFailed
 from pollux.wire.live import exit_codes, keys
 from pollux.wire.live.codec import MalformedValue
@@ -191,7 +191,7 @@ class LiveGeneration:
         except MalformedValue as error:
             if key not in self._malformed:
                 self._malformed.add(key)
-                print(f"the value of '{key}' is malformed, and is ignored: {error}", file=sys.stderr, flush=True)
+                say(f"the value of '{key}' is malformed, and is ignored: {error}")
 
     def _hear_beat(self, number: int | None, text: str) -> None:
         if number is None:

@@ -39,6 +39,7 @@ from pollux.backends.shim.live_generation import LiveGeneration
 from pollux.backends.shim.remote_launcher import NodeLeaving, NodeLoss, RemoteExit, RemoteLauncher
 from pollux.backends.shim.service_connections import ServiceConnections
 from pollux.backends.shim.store import server as store_server
+from pollux.backends.transport.error_stream import say
 from pollux.core.errors import BackendFailed, PolluxError
 from pollux.storage.state_file import keep_end
 from pollux.wire.live.messages import (
@@ -163,7 +164,7 @@ class Shim:
     def _end_if_orphaned(self) -> None:
         at = self._orphaned_at()
         if at is not None and time.monotonic() >= at:
-            _say("the service that started the job is gone: the job is stopped")
+            say("the service that started the job is gone: the job is stopped")
             self._leave()
 
     def _make_room(self) -> None:
@@ -442,7 +443,7 @@ class Shim:
         except BackendFailed as error:
             if self._said_unwritten != ended.generation:
                 self._said_unwritten = ended.generation
-                _say(f"the end of generation {ended.generation} is reported once it can be written: {error}")
+                say(f"the end of generation {ended.generation} is reported once it can be written: {error}")
         if self._unwritten is not None and not self._folder.exists():
             # The shim's folder was removed while it ran: the end cannot be written, and no service will ask for it.
             self._unwritten, self._leaving = None, True
@@ -459,7 +460,7 @@ def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, st
         write_record(folder / "shim.json", {"pid": pid, "start": proc.start_time(pid)})
     except BackendFailed as error:
         # Go on, since only people read this file: other records decide whether the job is launched.
-        _say(str(error))
+        say(str(error))
     shim = Shim(folder, listener, warm_variables)
     try:
         shim.run()
@@ -469,12 +470,6 @@ def serve(folder: Path, listener: socket.socket, warm_variables: Mapping[str, st
         os._exit(0)
     del shim, listener
     return become()
-
-
-def _say(text: str) -> None:
-    """Write a line to the shim's log, if its disk takes one."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
 
 
 def _main() -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from pollux.backends.process.refusals import RefusalLog
 from pollux.backends.process.select_loop import SelectLoop
+from pollux.backends.transport.error_stream import say
 from pollux.backends.transport.json_lines import LineReader
 from pollux.wire.live.messages import MAX_MESSAGE_BYTES, ShimMessage, decode_message, encode_message
 from pollux.wire.socket_owners import user_of
@@ -115,11 +115,11 @@ class ServiceConnections:
                     self._drop(connection)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 # A service of another version: a shim of its own version will understand it.
-                print(f"not understood: {error!r}", file=sys.stderr, flush=True)
+                say(f"not understood: {error!r}")
                 self._on_unknown()
             except OSError as error:
                 # An error of one request must not end the replicas.
-                print(f"could not be done: {error}", file=sys.stderr, flush=True)
+                say(f"could not be done: {error}")
 
     def _drop(self, connection: ServiceConnection) -> None:
         if connection in self._open:

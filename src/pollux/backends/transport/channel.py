@@ -15,13 +15,13 @@ import json
 import secrets
 import select
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from pollux.backends.transport import encryption
 from pollux.backends.transport.encryption import EncryptedSocket
+from pollux.backends.transport.error_stream import say
 from pollux.backends.transport.json_lines import LineReader
 from pollux.core.errors import BackendFailed
 from pollux.wire.live import PROTOCOL_VERSION
@@ -301,7 +301,7 @@ class Channel(Generic[_Heard]):
                 fresh += self._read(value)
             except MalformedValue as error:
                 where = "a line" if self.line is None else self.line.where
-                print(f"a message from {where} is refused: {error}", file=sys.stderr, flush=True)
+                say(f"a message from {where} is refused: {error}")
         if self._unheard > 1 << 18:
             self.confirm()
         return fresh

@@ -14,7 +14,6 @@ import resource
 import secrets
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -32,6 +31,7 @@ from pollux.backends.shim.store.host_messages import (
 )
 from pollux.backends.shim.store.key_values import StoreRefusal
 from pollux.backends.shim.store.peers import StorePeers
+from pollux.backends.transport.error_stream import say
 from pollux.backends.transport.json_lines import LineReader
 from pollux.wire.live import keys
 from pollux.wire.live.codec import MAX_VALUE_BYTES
@@ -191,7 +191,7 @@ class _Watcher:
             try:
                 self._values.set(_below(request.key), request.value.encode())
             except StoreRefusal as error:
-                print(f"'{request.key}' was not set: {error}", file=sys.stderr, flush=True)
+                say(f"'{request.key}' was not set: {error}")
         else:
             self._watches.pop(request.name, None)
             if request.keys:
@@ -204,7 +204,7 @@ class _Watcher:
                 continue
             watch.last[key] = value
             if len(value) > MAX_VALUE_BYTES:
-                print(f"the value of '{key}' has {len(value)} bytes, and is ignored", file=sys.stderr, flush=True)
+                say(f"the value of '{key}' has {len(value)} bytes, and is ignored")
                 continue
             self._control.sendall(encode_line(FoundMessage(key, value.decode(errors="replace"))))
             if not watch.repeat:
