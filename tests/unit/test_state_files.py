@@ -22,6 +22,8 @@ ELSEWHERE = {
     "backends/ray/node_actor.py": 1,
     # A marker in the folder of a job, by a thread that may hang; a new name, made with O_EXCL.
     "backends/fleet/shared_folders.py": 1,
+    # Files of control groups, below a folder of the kernel's.
+    "backends/process/cgroup.py": 1,
     # A device of the kernel's, as a path that the function is given.
     "backends/process/proc.py": 1,
     # A forked replica's own streams, by descriptor.

@@ -1,5 +1,6 @@
 """Changes of batch: gradients, moments, schedules and samples stay right; what memory or the loss refuses is undone."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -105,41 +106,34 @@ def train(
     )
     steps: list[dict[str, Any]] = []
     saved: list[list[str]] = []
-    for _ in job.epochs(epochs):
-        parts_of_step: dict[str, Any] = {"ids": [], "loss": 0.0}
-        for ids, x, y in job.batches():
-            micro: Any = job._parts.engine._micro
-            if micro.index == 0:
-                parts_of_step = {"ids": [], "loss": 0.0}
-            loss = F.mse_loss(job.model(x), y)
-            if micro.samples:
-                parts_of_step["ids"] += ids.tolist()
-                parts_of_step["loss"] += float(loss.detach()) * micro.samples / micro.total
-            factor, rate = (
-                job._parts.adaptation.factors(micro.total, job._parts.progress.epochs)[0],
-                chosen.param_groups[0]["lr"],
-            )
-            before, place = job.step, job._parts.loader.pass_index
-            if stop_at == before and micro.is_last:
-                os.kill(os.getpid(), signal.SIGTERM)
-            try:
+    with contextlib.suppress(SystemExit):
+        for _ in job.epochs(epochs):
+            parts_of_step: dict[str, Any] = {"ids": [], "loss": 0.0}
+            for ids, x, y in job.batches():
+                micro: Any = job._parts.engine._micro
+                if micro.index == 0:
+                    parts_of_step = {"ids": [], "loss": 0.0}
+                loss = F.mse_loss(job.model(x), y)
+                if micro.samples:
+                    parts_of_step["ids"] += ids.tolist()
+                    parts_of_step["loss"] += float(loss.detach()) * micro.samples / micro.total
+                factor, rate = (
+                    job._parts.adaptation.factors(micro.total, job._parts.progress.epochs)[0],
+                    chosen.param_groups[0]["lr"],
+                )
+                before, place = job.step, job._parts.loader.pass_index
+                if stop_at == before and micro.is_last:
+                    os.kill(os.getpid(), signal.SIGTERM)
                 job.backward(loss)
-            except SystemExit:
-                # The state was saved after this step.
-                steps.append({**parts_of_step, "rate": rate * factor, "pass": place, "step": before})
-                break
-            if micro.is_last and job.step > before:
-                steps.append({**parts_of_step, "rate": rate * factor, "pass": place, "step": before})
-            elif micro.is_last and job.step < before:
-                # Rolled back: what came after does not count.
-                steps = [step for step in steps if step["step"] < job.step]
-                saved.append(sorted(path.name for path in Path(folder).glob("step-*")) if folder else [])
-            if micro.is_last and job.step == save_at:
-                job.checkpoint()
-                saved.append(sorted(path.name for path in Path(folder).glob("step-*")) if folder else [])
-        else:
-            continue
-        break
+                if micro.is_last and job.step > before:
+                    steps.append({**parts_of_step, "rate": rate * factor, "pass": place, "step": before})
+                elif micro.is_last and job.step < before:
+                    # Rolled back: what came after does not count.
+                    steps = [step for step in steps if step["step"] < job.step]
+                    saved.append(sorted(path.name for path in Path(folder).glob("step-*")) if folder else [])
+                if micro.is_last and job.step == save_at:
+                    job.checkpoint()
+                    saved.append(sorted(path.name for path in Path(folder).glob("step-*")) if folder else [])
     receipt = job.receipt.to_json()
     events = [{"kind": event["kind"], "text": event["text"], **event["numbers"]} for event in receipt["events"]]
     result = {

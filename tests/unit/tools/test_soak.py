@@ -34,8 +34,8 @@ def call(soak, monkeypatch, *words):
 
 def test_turns_go_on_with_seeds_that_count_up_until_all_notices_are_given(soak, monkeypatch, capsys):
     assert call(soak, monkeypatch, "--events", "100", "--seed", "7") == 0
-    assert soak.asked == [(50, 7, 1), (10, 8, 3), (50, 9, 1)]
-    assert "soak: all 100 notices in 3 turns" in capsys.readouterr().out
+    assert soak.asked == [(50, 7, 1), (10, 8, 3), (40, 9, 1), (50, 10, 1)]
+    assert "soak: all 100 notices in 4 turns" in capsys.readouterr().out
     assert not soak.STATE.exists()
 
 
@@ -45,7 +45,7 @@ def test_one_that_was_stopped_goes_on_where_it_was(soak, monkeypatch, capsys):
     assert "failed with seed 8" in capsys.readouterr().out
     assert json.loads(soak.STATE.read_text()) == {"seed": 7, "turns": 1, "notices": 50}
     assert call(soak, monkeypatch, "--events", "100") == 0
-    assert soak.asked[2:] == [(10, 8, 3), (50, 9, 1)]
+    assert soak.asked[2:] == [(10, 8, 3), (40, 9, 1), (50, 10, 1)]
 
 
 def test_minutes_end_it_between_turns(soak, monkeypatch, capsys):
