@@ -119,3 +119,24 @@ def train(folder: str, habit: str, by_hand: bool = False, **options: Any) -> dic
     seen = {"parameters": numbers(model), "rates": rates, "exact": job.is_exact, "replicas": job.num_replicas}
     job.close()
     return seen
+
+
+def resumed(folder: str) -> list[bool]:
+    """Another start in that folder, whose script freezes another layer by itself."""
+    model, optimizer, data = task("none")
+    model[4].requires_grad_(False)
+    job = pollux.init(model, optimizer, data, BATCH, seed=0, checkpoint_dir=folder)
+    job.close()
+    return [each.requires_grad for each in model.parameters()]
+
+
+def freezes(folder: str) -> None:
+    """A job that freezes its first layer on the way, and ends early."""
+    model, optimizer, data = task("none")
+    job = pollux.init(model, optimizer, data, BATCH, seed=0, checkpoint_dir=folder)
+    for number in job.epochs(4):
+        if number == 2:
+            model[0].requires_grad_(False)
+        for x, y in job.batches():
+            job.backward(F.cross_entropy(job.model(x), y))
+    job.close()

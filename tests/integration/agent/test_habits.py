@@ -58,3 +58,12 @@ def test_a_rate_that_the_script_counts_by_hand_is_refused_where_a_replica_joined
         assert "replicas have different learning rates" in supervisor.outputs()
     finally:
         supervisor.close()
+
+
+def test_a_resume_takes_over_what_changed_on_the_way_and_not_what_the_script_says_at_its_start(
+    replica_server, tmp_path
+):
+    replica_server.run(f"{SCRIPT}:freezes", 1, {"folder": str(tmp_path)})
+    (trained,) = replica_server.run(f"{SCRIPT}:resumed", 1, {"folder": str(tmp_path)})
+    # Weight and bias of three layers: the first was frozen on the way, the last one by the script that resumes.
+    assert trained == [False, False, True, True, False, False]

@@ -108,6 +108,7 @@ class TrainingState:
         self._seed = seed
         self._names = self._names_by_identity()
         self._num_groups = len(optimizer.param_groups)
+        self._trained_at_start = self._trained_now()
 
     def _names_by_identity(self) -> dict[int, str]:
         names = {id(parameter): _clean(name) for name, parameter in self._model.named_parameters()}
@@ -199,6 +200,8 @@ class TrainingState:
 
     def own(self, rng_texts: Sequence[str]) -> State:
         """This replica's state with the given random states; where there are none, restoring it draws new ones."""
+        # The script may have added parameters.
+        self._names = self._names_by_identity()
         state = State(self.tensors())
         others: dict[str, dict[str, Any]] = {}
         for name, key, value in self._optimizer_entries():
@@ -213,17 +216,23 @@ class TrainingState:
         state.objects.update(self.user_objects())
         state.values["rng"] = list(rng_texts)
         state.values["lr_scheduler"] = self._schedule_kind()
-        frozen = [self._names[id(each)] for each in self._model.parameters() if not each.requires_grad]
-        state.values["frozen"] = frozen
+        # What the script changed on the way. What it sets before `init` is its own to say, at each start.
+        before, now = self._trained_at_start, self._trained_now()
+        state.values["trained"] = {name: trained for name, trained in now.items() if before.get(name) != trained}
         added = self._optimizer.param_groups[self._num_groups :]
-        state.values["added_groups"] = [[self._names[id(each)] for each in group["params"]] for group in added]
+        names = {id(each): _clean(name) for name, each in self._model.named_parameters()}
+        state.values["added_groups"] = [[names.get(id(each), "") for each in group["params"]] for group in added]
         return state
 
-    def _freeze_as(self, frozen: object) -> None:
-        """Freeze and unfreeze parameters as they were: the script may have done so in an earlier epoch."""
-        if isinstance(frozen, list):
-            for parameter in self._model.parameters():
-                parameter.requires_grad_(self._names[id(parameter)] not in frozen)
+    def _trained_now(self) -> dict[str, bool]:
+        return {_clean(name): each.requires_grad for name, each in self._model.named_parameters()}
+
+    def _freeze_as(self, trained: object) -> None:
+        """Freeze and unfreeze parameters as the script had done, for instance in an earlier epoch."""
+        if isinstance(trained, dict):
+            for name, parameter in self._model.named_parameters():
+                before = self._trained_at_start.get(_clean(name), parameter.requires_grad)
+                parameter.requires_grad_(bool(trained.get(_clean(name), before)))
 
     def check_schedule(self, values: Mapping[str, Any]) -> None:
         """Refuse a state with a scheduler of another kind, which would otherwise load its numbers without an error."""
@@ -242,7 +251,7 @@ class TrainingState:
         """Add the parameter groups that the script added in an earlier epoch; their settings are restored later."""
         missing = list(added) if isinstance(added, list) else []
         missing = missing[len(self._optimizer.param_groups) - self._num_groups :]
-        parameters = {self._names[id(each)]: each for each in self._model.parameters()}
+        parameters = {_clean(name): each for name, each in self._model.named_parameters()}
         for names in missing:
             if all(name in parameters for name in names):
                 self._optimizer.add_param_group({"params": [parameters[name] for name in names]})
@@ -279,14 +288,14 @@ class TrainingState:
                     # A tensor that was received in place needs no copy.
                     if tensor.data_ptr() != state.tensors[name].data_ptr():
                         tensor.copy_(state.tensors[name])
-        self._freeze_as(state.values.get("frozen"))
+        self._freeze_as(state.values.get("trained"))
         self._add_groups(state.values.get("added_groups"))
         self._restore_model_objects(state)
         self._restore_optimizer(state)
         for name, item in self._stateful.items():
             key = f"object.{name}"
             if key not in state.objects and name.startswith("script."):
-                _log.warning("the checkpoint has no state of a scheduler that the script steps: it starts anew")
+                _log.warning("the checkpoint has no state of a scheduler that the script steps: it starts afresh")
                 continue
             if key not in state.objects:
                 raise CheckpointMismatch(

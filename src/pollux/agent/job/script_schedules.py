@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import pickle
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -17,7 +16,9 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from pollux.agent.adaptation.progress import TrainingProgress
+from pollux.agent.checkpoint.save_request import check_pickling
 from pollux.agent.distributed.process_group import ReplicaGroup
+from pollux.core.errors import InvalidInput
 
 __all__ = ["ScriptSchedule", "ScriptSchedules", "script_schedules"]
 
@@ -70,11 +71,11 @@ class ScriptSchedule:
     def can_be_saved(self) -> bool:
         """Whether its state can be saved; a warning where it cannot."""
         try:
-            pickle.dumps(self.state_dict())
-        except Exception as error:  # whatever an attribute of the script's own raises
+            check_pickling({self.name: self.state_dict()})
+        except InvalidInput as error:
             _log.warning(
-                "the state of %s, which the script steps, cannot be saved (%s): after a resume or on replicas that "
-                "join it starts from its beginning", self.name, error,
+                "the script steps a scheduler that starts from its beginning after a resume and on replicas that join, "
+                "since its state cannot be saved: %s", error,
             )  # fmt: skip
             return False
         return True
